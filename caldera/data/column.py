@@ -59,7 +59,7 @@ class Column:
 
     @classmethod
     def encoded(cls, name: str, position: int, encoder: Encoder) -> Column:
-        """A column with the encoder that was fitted to it."""
+        """Return a column with the encoder that was fitted to it."""
         given: dict[str, Any] = {encoder.kind: encoder}
         return cls(name, encoder.kind, position, **given)
 
@@ -90,8 +90,8 @@ class Column:
     def parse(
         self, table: Table, place: int, decimal: str | None = None, *, is_new: bool = True
     ) -> Values:
-        """The values of the column at this place of a table, as this column has them; `decimal` is
-        the decimal mark of a new table, where a user has said it."""
+        """Return the values of the column at this place of a table, as this column has them;
+        `decimal` is the decimal mark of a new table, where a user has said it."""
         encoder: Any = self.encoder
         if encoder is not None and self.number is None:
             return encoder.parse(table, place, encoder.detail)

@@ -91,7 +91,7 @@ class Draw:
     stream: int = 0
 
     def of_stage(self, number: int) -> Draw:
-        """The numbers of the stage at this place in a pipeline."""
+        """Return the numbers of the stage at this place in a pipeline."""
         return Draw(self.seed, self.epoch, self.first, number)
 
     def uniform(self, samples: int, numbers: int = 1) -> NDArray[np.float32]:
@@ -131,7 +131,7 @@ class LazyDraw:
     stream: int = 0
 
     def of_stage(self, number: int) -> LazyDraw:
-        """The numbers of the stage at this place in a pipeline."""
+        """Return the numbers of the stage at this place in a pipeline."""
         return replace(self, stream=number)
 
     def uniform(self, samples: int, numbers: int = 1) -> Expr:

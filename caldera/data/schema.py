@@ -124,8 +124,8 @@ class Schema:
         *,
         is_new: bool = True,
     ) -> Features:
-        """The features of a table whose columns are at these places; one that is not new is the one
-        from which the schema was learnt."""
+        """Return the features of a table whose columns are at these places; one that is not new is
+        the one from which the schema was learnt."""
         parts, notes, far, shifted = [], [], [], []
         for column, place in zip(self.columns, places, strict=True):
             values = column.parse(table, place, decimal, is_new=is_new)

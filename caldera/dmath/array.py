@@ -75,7 +75,7 @@ class Array(Expr):
         dtype: Any = None,
         ranks: Iterable[int] | None = None,
     ) -> Array:
-        """The same values in another layout, in another dtype, on other ranks.
+        """Return the same values in another layout, in another dtype, on other ranks.
 
         >>> import numpy as np
         >>> from caldera import dmath as dm
@@ -125,7 +125,7 @@ class Array(Expr):
         return explained(_with_leaves([self.node], but=self.node)[0], current(), again=again)
 
     def draw(self, path: str | PathLike[str] | None = None) -> Picture:
-        """A picture of its layout, which a notebook shows; with a path it is also a file.
+        """Return a picture of its layout, which a notebook shows; with a path it is also a file.
 
         >>> import numpy as np
         >>> from caldera import dmath as dm
@@ -187,8 +187,8 @@ class Array(Expr):
         return blocks_of(self.eval())
 
     def to_dask(self) -> Any:
-        """An array of Dask, whose chunks are the blocks of this one; each is brought here when Dask
-        computes something with it."""
+        """Return an array of Dask, whose chunks are the blocks of this one; each is brought here
+        when Dask computes something with it."""
         return to_dask(self.eval())
 
     def to_pandas(self, columns: Sequence[Any] | None = None, index: Any = None) -> Any:
@@ -308,17 +308,17 @@ def evaluate(arrays: Sequence[Expr]) -> list[Array]:
 
 
 def leaf_of(handle: Handle) -> Node:
-    """The node of an array that ranks have."""
+    """Return the node of an array that ranks have."""
     return tensor(symbol=Symbol("", handle.spec, "tensor", handle))
 
 
 def put(values: np.ndarray, layout: ShardLayout, session: Session | None = None) -> Array:
-    """An array with these values, which are here, in a layout."""
+    """Return an array with these values, which are here, in a layout."""
     return Array(leaf_of((session or current()).put(values, layout)))
 
 
 def _with_leaves(nodes: Sequence[Node], but: Node | None = None) -> list[Node]:
-    """The nodes with leaves in place of all that was computed before."""
+    """Return the nodes with leaves in place of all that was computed before."""
     stand_ins: dict[Node, Node] = {}
     waiting, seen = list(nodes), set(nodes)
     while waiting:
@@ -367,7 +367,7 @@ def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
 
 
 def _bounds(key: Any, shape: Shape) -> tuple[tuple[int, int, int], ...] | None:
-    """The bounds that a key of slices names; None for other keys."""
+    """Return the bounds that a key of slices names; None for other keys."""
     parts = list(key) if isinstance(key, tuple) else [key]
     # Not by `in`: arrays of indices compare element by element.
     place_of = next((number for number, part in enumerate(parts) if part is Ellipsis), None)

@@ -133,7 +133,7 @@ def decode_graph(content: bytes) -> LeafGraph:
 
 
 def encode(value: Any) -> bytes:
-    """A value of the kinds that attributes have, as bytes.
+    """Return a value of the kinds that attributes have, as bytes.
 
     >>> decode(encode((1, 2.5, None, "a", np.dtype("float32"), 1j)))
     (1, 2.5, None, 'a', dtype('float32'), 1j)
@@ -227,7 +227,7 @@ class _Reader:
             self.leaves.append(symbol)
 
     def outputs(self, written: list[Any], numbers: list[int]) -> list[Node]:
-        """The nodes with these numbers of all that were written in order."""
+        """Return the nodes with these numbers of all that were written in order."""
         nodes: list[Node] = []
         for name, inputs, attrs in written:
             nodes.append(self.node(name, inputs, attrs, nodes))

@@ -40,7 +40,7 @@ def array(
     dtype: Any = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """An array with these values, in a layout, or in one that is chosen.
+    """Return an array with these values, in a layout, or in one that is chosen.
 
     >>> from caldera import dmath as dm
     >>> with dm.connect(threads=2):
@@ -80,7 +80,7 @@ def full(
 def zeros(
     shape: Any, dtype: Any = "float64", layout: Where = None, ranks: Iterable[int] | None = None
 ) -> Array:
-    """An array of zeros.
+    """Return an array of zeros.
 
     >>> from caldera import dmath as dm
     >>> dm.zeros((2,)).numpy().tolist()
@@ -230,7 +230,7 @@ def from_dask(values: Any, layout: Where = None) -> Array:
 
 
 def from_pandas(frame: Any, layout: Where = None, dtype: Any = None) -> Array:
-    """A matrix from the numbers of a frame of pandas, or a vector from a series.
+    """Return a matrix from the numbers of a frame of pandas, or a vector from a series.
 
     Columns of different kinds meet in one dtype, as NumPy has them meet, unless one is given; texts
     and other objects are refused.

@@ -137,5 +137,5 @@ def _end_without_master(process: int) -> None:
 
 @service
 def process_name(rank: Rank) -> str:
-    """The process and the machine of a rank."""
+    """Return the process and the machine of a rank."""
     return f"process {os.getpid()} on {platform.node()}"

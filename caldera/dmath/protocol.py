@@ -73,7 +73,7 @@ def pack_numbers(numbers: Sequence[int], base: int) -> bytes:
 
 
 def unpack_numbers(stream: Iterator[int], base: int) -> list[int]:
-    """The numbers that `pack_numbers` wrote."""
+    """Return the numbers that `pack_numbers` wrote."""
     return unpack_changes(stream, itertools.count(base))
 
 
@@ -102,7 +102,7 @@ def unpack_changes(stream: Iterator[int], before: Iterable[int]) -> list[int]:
 
 
 def _zigzag(number: int) -> int:
-    """A number from 0 for any number, small for one near 0."""
+    """Return a number from 0 for any number, small for one near 0."""
     return 2 * number if number >= 0 else -2 * number - 1
 
 
@@ -132,7 +132,7 @@ class Channel:
                 self.communicator.Send(rest, dest, self._tag + 1)
 
     def receive(self, seconds: float | None = None) -> tuple[int, bytes] | None:
-        """The next message and whose it is; None if none comes within that time."""
+        """Return the next message and whose it is; None if none comes within that time."""
         request = self._expect()
         if seconds is None and not self.communicator.waits_busily:
             request.wait()

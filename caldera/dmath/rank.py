@@ -363,7 +363,7 @@ class Rank:
         self.arrays[number] = Tensor.from_numpy(part, copy=False).to(self.device)
 
     def part(self, number: int) -> Tensor:
-        """This rank's part of an array."""
+        """Return this rank's part of an array."""
         found = self.arrays.get(number)
         if found is None:
             raise CommError.build(

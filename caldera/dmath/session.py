@@ -113,7 +113,7 @@ class Session(ABC):
     # --- what programs ask for
 
     def put(self, array: np.ndarray, layout: ShardLayout) -> Handle:
-        """An array whose parts are on ranks, from one that is here."""
+        """Return an array whose parts are on ranks, from one that is here."""
         check_shape("put", layout.shape, array.shape)
         spec = Spec(array.shape, canonical(array.dtype))
         return self.put_parts(spec, layout, lambda rank: layout.part_of(array, rank))
@@ -166,7 +166,7 @@ class Session(ABC):
             return self._call(service, arguments)
 
     def new_handle(self, spec: Spec, layout: ShardLayout) -> Handle:
-        """An array that ranks are about to have."""
+        """Return an array that ranks are about to have."""
         with self._lock:
             return Handle(self, self._take_numbers(1), spec, layout)
 

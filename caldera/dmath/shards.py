@@ -319,7 +319,7 @@ class Elements:
 
 
 def to_dask(array: Any) -> Any:
-    """An array of Dask with the blocks of this one as its chunks."""
+    """Return an array of Dask with the blocks of this one as its chunks."""
     dask_array = optional_import("dask.array", "dask", "dm.Array.to_dask")
     chunks = tuple(tuple(int(n) for n in np.diff(each)) for each in cuts_of_blocks(array.layout))
     # Sequentially: all blocks come from one session.
@@ -353,7 +353,7 @@ def to_pandas(array: Any, columns: Sequence[Any] | None = None, index: Any = Non
 
 
 def _labelled(make: Callable[..., Any], values: np.ndarray, **labels: Any) -> Any:
-    """A frame or a series with these labels, which pandas may refuse."""
+    """Return a frame or a series with these labels, which pandas may refuse."""
     try:
         return make(values, **labels)
     except (TypeError, ValueError) as error:

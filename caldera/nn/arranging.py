@@ -142,12 +142,12 @@ class Bordered(Layer):
         )
 
     def pairs(self) -> list[tuple[Any, ...]]:
-        """The widths (before, after) for each axis, or for all axes."""
+        """Return the widths (before, after) for each axis, or for all axes."""
         rows = self.widths if isinstance(self.widths, Sequence) else [self.widths]
         return [tuple(each) if isinstance(each, Sequence) else (each, each) for each in rows]
 
     def along(self, x: Expr) -> list[tuple[Any, ...]]:
-        """The widths (before, after) for each axis of `x` behind the channels."""
+        """Return the widths (before, after) for each axis of `x` behind the channels."""
         pairs, axes = self.pairs(), x.ndim - 2
         found = pairs if isinstance(self.widths, Sequence) else pairs * axes
         self.require(

@@ -67,7 +67,7 @@ def check_change(layer: Layer, name: str, value: Any) -> None:
 
 
 def too_late(layer: Layer, name: str, value: Any) -> ConfigError:
-    """The error about a setting that a layer has used already."""
+    """Return the error about a setting that a layer has used already."""
     return ConfigError.build(
         layer.path,
         expected=f"{name}= when the layer is made, or before its first call",
@@ -93,7 +93,7 @@ class _Probe:
         vars(self.layer).update(vars(layer) | {name: value})
 
     def is_read_when_made(self) -> bool:
-        """True if `__post_init__`, which may refuse the value, reads it."""
+        """Return True if `__post_init__`, which may refuse the value, reads it."""
         if hasattr(self.layer, "__post_init__"):
             self.layer.__post_init__()
         return self._reads > 0

@@ -183,7 +183,7 @@ class MultiHeadAttention(Layer):
         return self._attended(q, k, v, None if mask is None else self._for_heads(mask, x, k))
 
     def remembered(self, x: Expr) -> tuple[Expr, Expr, Expr]:
-        """The result of self-attention, and the keys and values of all steps, (N, T, C)."""
+        """Return the result of self-attention, and the keys and values of all steps, (N, T, C)."""
         q, k, v = self._products(x)
         return self._attended(q, k, v, None), k, v
 
@@ -304,7 +304,7 @@ class TransformerBlock(Layer):
         return (y, mask) if self.return_mask and mask is not None else y
 
     def remembered(self, x: Expr) -> tuple[Expr, Expr, Expr]:
-        """The result, and the keys and values of all steps; see `MultiHeadAttention`."""
+        """Return the result, and the keys and values of all steps; see `MultiHeadAttention`."""
         attended, keys, values = self.attention.remembered(self.norm1(x))
         return self._rest(x, attended), keys, values
 

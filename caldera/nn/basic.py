@@ -62,7 +62,7 @@ for _name, _function in _BY_FORMULA.items():
 
 
 def _halves(x: Expr) -> tuple[Expr, Expr]:
-    """The first half of the last axis, and the gate that the second half is."""
+    """Return the first half of the last axis, and the gate that the second half is."""
     first, second = op.split(x, 2, axis=-1)
     return first, op.sigmoid(second)
 

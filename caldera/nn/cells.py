@@ -66,12 +66,12 @@ class Recurrence(Layer):
         return None
 
     def bias_outside(self, weights: Weights) -> Expr:
-        """The bias that can be added before the loop."""
+        """Return the bias that can be added before the loop."""
         return weights.input_bias + weights.state_bias
 
     @abstractmethod
     def step(self, x: Expr, state: tuple[Expr, ...], weights: Weights) -> tuple[Expr, ...]:
-        """The next state from the input's product `x` and the last state."""
+        """Return the next state from the input's product `x` and the last state."""
 
     def forward(self, x: Expr, *state: Any) -> Any:
         channels = self._weights[0].input_weight.shape[0]

@@ -45,7 +45,7 @@ def as_parts(value: Any) -> np.ndarray:
 
 
 def filled_parts(shape: tuple[int, ...], fill: Any, dtype: Any) -> Any:
-    """The first values of both parts: a filler fills each, such that the variance stays."""
+    """Return the first values of both parts: a filler fills each, such that the variance stays."""
     if isinstance(fill, Filler):
         each = [Tensor(shape, fill=fill, dtype=dtype).numpy().copy() for _ in range(2)]
         return np.stack(each, axis=-1) / np.sqrt(2.0)

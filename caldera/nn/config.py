@@ -31,7 +31,7 @@ _TO_SAVE = "decorate the class with @nn.register so that files can name it"
 
 
 def to_config(layer: Layer) -> dict[str, Any]:
-    """A layer and all inside it as a dict that JSON can hold (without the weights).
+    """Return a layer and all inside it as a dict that JSON can hold (without the weights).
 
     >>> from caldera import nn
     >>> nn.to_config(nn.Dense(10))
@@ -88,7 +88,7 @@ def _value_to_config(value: Any, where: str, written: dict[int, dict[str, Any]])
 
 
 def from_config(config: Mapping[str, Any]) -> Layer:
-    """The layer that `to_config` wrote, with new weights.
+    """Return the layer that `to_config` wrote, with new weights.
 
     >>> from caldera import nn
     >>> nn.from_config({"layer": "Dense", "units": 10})

@@ -76,7 +76,7 @@ class Convolution(Layer):
 
     @abstractmethod
     def convolve(self, x: Expr) -> Expr:
-        """The convolution itself."""
+        """Return the convolution itself."""
 
     def forward(self, x: Expr) -> Expr:
         y = self.convolve(x)

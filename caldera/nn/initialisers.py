@@ -59,7 +59,7 @@ _NAMES: dict[type[Filler], str] = {
 
 
 def fill_or(fill: Any, default: Filler) -> Any:
-    """The filler of a layer: the one given (or named), else the layer's own choice."""
+    """Return the filler of a layer: the one given (or named), else the layer's own choice."""
     if fill is None:
         return default
     return fillers[fill]() if isinstance(fill, str) else fill
@@ -81,7 +81,7 @@ def fill_to_config(fill: Filler) -> dict[str, Any]:
 
 
 def fill_from_config(config: Mapping[str, Any]) -> Filler:
-    """The filler that a model file names."""
+    """Return the filler that a model file names."""
     arguments = {key: value for key, value in config.items() if key != "filler"}
     try:
         return fillers[config["filler"]](**arguments)

@@ -31,7 +31,7 @@ class Noise(Layer):
         return self.rate
 
     def drawn(self, x: Expr) -> tuple[int, ...]:
-        """The shape of the random numbers for an input."""
+        """Return the shape of the random numbers for an input."""
         return x.shape
 
     def forward(self, x: Expr) -> Expr:
@@ -43,7 +43,7 @@ class Noise(Layer):
 
     @abstractmethod
     def noisy(self, x: Expr, shape: tuple[int, ...], source: dict[str, Any]) -> Expr:
-        """The input with noise from `source`, of which numbers of `shape` are drawn."""
+        """Return the input with noise from `source`, of which numbers of `shape` are drawn."""
 
 
 @register

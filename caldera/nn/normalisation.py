@@ -70,7 +70,7 @@ class BatchNorm(Layer):
 
 
 def _sizes_along(layer: Layer, x: Expr, axis: int | Sequence[int]) -> list[int]:
-    """The sizes of a layer's input along these axes, from the first on."""
+    """Return the sizes of a layer's input along these axes, from the first on."""
     axes = as_list(axis)
     layer.require(
         all(-x.ndim <= each < x.ndim for each in axes),

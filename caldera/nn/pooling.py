@@ -30,7 +30,7 @@ MAX_POOLS = {1: op.max_pool1d, 2: op.max_pool2d, 3: op.max_pool3d}
 
 
 def checked_axes(layer: Layer, x: Expr, axes: Sequence[int] = (1, 2, 3)) -> int:
-    """The number of axes of an input (N, C, ...) behind the channels, one of `axes`."""
+    """Return the number of axes of an input (N, C, ...) behind the channels, one of `axes`."""
     layer.require(
         x.ndim - 2 in axes, " or ".join(INPUTS[each] for each in axes), f"shape {x.shape}"
     )
@@ -309,12 +309,12 @@ class AdaptiveMaxPool(AdaptivePool):
 
 
 def _windows(length: int, size: int) -> list[tuple[int, int]]:
-    """The first and last but one element of each adaptive window."""
+    """Return the first and last but one element of each adaptive window."""
     return [(i * length // size, -(-(i + 1) * length // size)) for i in range(size)]
 
 
 def _means(length: int, size: int, dtype: Any) -> np.ndarray:
-    """The matrix whose row i takes the mean over window i."""
+    """Return the matrix whose row i takes the mean over window i."""
     weights = np.zeros((size, length))
     for i, (begin, end) in enumerate(_windows(length, size)):
         weights[i, begin:end] = 1 / (end - begin)

@@ -81,7 +81,7 @@ class Rescale(Layer):
 
 
 def _inputs(samples: Any, where: str = "nn.Rescale.fit") -> np.ndarray:
-    """The inputs of some samples, evenly among all."""
+    """Return the inputs of some samples, evenly among all."""
     is_data = hasattr(samples, "batch")
     if not is_data:
         samples = np.atleast_1d(real_array_of(samples, where))

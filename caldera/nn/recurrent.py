@@ -122,7 +122,7 @@ class Recurrent(Recurrence):
         return (y, mask) if self.return_mask and mask is not None else y
 
     def _steps_that_are_real(self, mask: Expr, x: Expr) -> Expr:
-        """The mask, by step: (T, N, 1)."""
+        """Return the mask, by step: (T, N, 1)."""
         count, steps = x.shape[:2]
         if is_integer(mask.dtype) and mask.shape == (count,):
             real = op.less(np.arange(steps)[:, None], mask)
@@ -143,7 +143,7 @@ class Recurrent(Recurrence):
         reverse: bool,
         first: tuple[Expr, ...],
     ) -> tuple[Expr, tuple[Expr, ...]]:
-        """The output, (N, units) or (N, T, units), and the states after the last step."""
+        """Return the output, (N, units) or (N, T, units), and the states after the last step."""
         by_step = op.transpose(x, (1, 0, 2))
         if real is not None:
             # Padding is replaced by 0: 0 * nan would be nan, in the gradients of the weights as
@@ -223,7 +223,7 @@ class GRU(Recurrent, GRUCell):
 
 
 def Bidirectional(layer: Recurrent) -> Recurrent:
-    """A recurrent layer that reads its sequences in both directions, and joins the results.
+    """Return a recurrent layer that reads its sequences in both directions, and joins the results.
 
     The same as `bidirectional=True` of the layer.
 

@@ -13,7 +13,7 @@ Function = Callable[[Expr, Expr], Expr]
 
 
 def mean_by_sample(values: Expr) -> Expr:
-    """The mean of all numbers of each sample, (N,)."""
+    """Return the mean of all numbers of each sample, (N,)."""
     return op.mean(values, axis=tuple(range(1, values.ndim))) if values.ndim > 1 else values
 
 

@@ -101,7 +101,7 @@ class Context:
         return self._new_values.get(variable.symbol, (variable, variable))[1]
 
     def random_source(self, path: str, elements_per_sample: int) -> dict[str, Any]:
-        """The arguments of a random op that belongs to the layer at `path`."""
+        """Return the arguments of a random op that belongs to the layer at `path`."""
         if self.random is None:
             raise ConfigError.build(
                 path,
@@ -189,7 +189,7 @@ class LayerWatch:
 
     @classmethod
     def note(cls) -> int:
-        """A layer changes; the number of the change."""
+        """Return a layer changes; the number of the change."""
         cls._noted += 1
         return cls._noted
 

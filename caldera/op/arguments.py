@@ -32,7 +32,7 @@ def as_number(value: Any, name: str, op: str, *, above: float | None = None) -> 
 
 
 def as_count(value: Any, name: str, op: str, *, least: int = 1) -> int:
-    """A whole number of at least 1, or another one.
+    """Return a whole number of at least 1, or another one.
 
     >>> as_count(3, "groups", "group_norm")
     3

@@ -51,7 +51,7 @@ def add(a: Any, b: Any) -> Expr:
 
 
 def sub(a: Any, b: Any) -> Expr:
-    """The difference, as `a - b`.
+    """Return the difference, as `a - b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -62,7 +62,7 @@ def sub(a: Any, b: Any) -> Expr:
 
 
 def mul(a: Any, b: Any) -> Expr:
-    """The product element by element, as `a * b`.
+    """Return the product element by element, as `a * b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -98,7 +98,7 @@ def pow(a: Any, b: Any) -> Expr:
 
 
 def floor_div(a: Any, b: Any) -> Expr:
-    """The quotient rounded down, as `a // b`; its derivative is 0.
+    """Return the quotient rounded down, as `a // b`; its derivative is 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -109,7 +109,7 @@ def floor_div(a: Any, b: Any) -> Expr:
 
 
 def mod(a: Any, b: Any) -> Expr:
-    """The remainder of the quotient rounded down, as `a % b`: it has the sign of `b`.
+    """Return the remainder of the quotient rounded down, as `a % b`: it has the sign of `b`.
 
     Its derivative is 1 with respect to `a` and `-(a // b)` with respect to `b`, at the jumps too.
 
@@ -122,7 +122,7 @@ def mod(a: Any, b: Any) -> Expr:
 
 
 def neg(x: Any) -> Expr:
-    """The negative, as `-x`.
+    """Return the negative, as `-x`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -133,7 +133,7 @@ def neg(x: Any) -> Expr:
 
 
 def positive(x: Any) -> Expr:
-    """The number itself, as `+x`.
+    """Return the number itself, as `+x`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -219,7 +219,7 @@ def complex(real: Any, imag: Any) -> Expr:
 
 
 def real(x: Any) -> Expr:
-    """The real part.
+    """Return the real part.
 
     >>> from caldera import op
     >>> op.real([1.0 + 2.0j, 3.0j]).tolist()
@@ -229,7 +229,7 @@ def real(x: Any) -> Expr:
 
 
 def imag(x: Any) -> Expr:
-    """The imaginary part.
+    """Return the imaginary part.
 
     >>> from caldera import op
     >>> op.imag([1.0 + 2.0j, 3.0j]).tolist()

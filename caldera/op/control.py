@@ -99,7 +99,7 @@ def scan(
 
 
 def _checked_outcome(where: str, outcome: Any, init: Any) -> tuple[Any, Any]:
-    """The carry and the y that a body returned."""
+    """Return the carry and the y that a body returned."""
     if not isinstance(outcome, tuple) or len(outcome) != 2:
         raise CalderaError.build(
             where,
@@ -248,7 +248,7 @@ def _truth(where: str, value: Any) -> Node:
 
 
 def _held(where: str, going: Node, value: Any, old: Node) -> Node:
-    """The new value of a carry, or the old one when the loop has ended."""
+    """Return the new value of a carry, or the old one when the loop has ended."""
     new = lift(value, old.dtype)
     if new.spec != old.spec:
         raise ShapeError.build(
@@ -271,7 +271,7 @@ def _is_structure(value: Any) -> bool:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """The values in nested tuples, in order."""
+    """Return the values in nested tuples, in order."""
     if value is None:
         return []
     if _is_structure(value):
@@ -280,7 +280,7 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def like_structure(value: Any, nodes: Iterator[Node]) -> Any:
-    """The structure of `value` with the next nodes in place of its leaves."""
+    """Return the structure of `value` with the next nodes in place of its leaves."""
     if value is None:
         return None
     if _is_structure(value):
@@ -289,7 +289,7 @@ def like_structure(value: Any, nodes: Iterator[Node]) -> Any:
 
 
 def _mapped(value: Any, function: Callable[[Expr], Expr]) -> Any:
-    """The structure of `value` with a function of each expression in its place."""
+    """Return the structure of `value` with a function of each expression in its place."""
     if _is_structure(value):
         return tuple(_mapped(part, function) for part in value)
     return function(value) if isinstance(value, Expr) else value

@@ -79,7 +79,7 @@ def conv2d(
 
 
 def as_groups(groups: Any, where: str) -> int:
-    """The number of groups, checked."""
+    """Return the number of groups, checked."""
     if isinstance(groups, int) and groups >= 1:
         return groups
     raise ShapeError.build(where, expected="groups= an integer >= 1", got=repr(groups))

@@ -66,7 +66,7 @@ def custom_gradient(
 
 
 def _gradients(where: str, found: Any, arguments: list[Node]) -> list[Node]:
-    """The gradients that `backward` returned, for inputs of floating-point numbers."""
+    """Return the gradients that `backward` returned, for inputs of floating-point numbers."""
     parts = list(found) if isinstance(found, tuple | list) else [found]
     if len(parts) != len(arguments):
         raise GradientError.build(

@@ -33,7 +33,7 @@ Axes = Sequence[int] | None
 
 
 def fft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Expr:
-    """The discrete Fourier transform along an axis.
+    """Return the discrete Fourier transform along an axis.
 
     >>> from caldera import op
     >>> op.fft([1.0, 2.0, 2.0, 0.0]).tolist()
@@ -43,7 +43,7 @@ def fft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -
 
 
 def ifft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Expr:
-    """The inverse of `op.fft`: a complex signal from its frequencies.
+    """Return the inverse of `op.fft`: a complex signal from its frequencies.
 
     >>> from caldera import op
     >>> op.ifft([3.0, -1.0, 3.0, -1.0]).tolist()
@@ -64,7 +64,7 @@ def rfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") 
 
 
 def irfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Expr:
-    """The inverse of `op.rfft`: a real signal of length `n` from its n // 2 + 1 frequencies.
+    """Return the inverse of `op.rfft`: a real signal of length `n` from its n // 2 + 1 frequencies.
 
     `n` is even if not given: twice the number of frequencies less one. The imaginary parts of
     frequency 0 and, for even n, of the last one are ignored.
@@ -87,7 +87,7 @@ def fftn(x: Any, axes: Axes = None, norm: Norm = "backward") -> Expr:
 
 
 def ifftn(x: Any, axes: Axes = None, norm: Norm = "backward") -> Expr:
-    """The inverse of `op.fftn`.
+    """Return the inverse of `op.fftn`.
 
     >>> from caldera import op
     >>> op.ifftn([[10.0, -2.0], [-4.0, 0.0]]).tolist()
@@ -97,7 +97,7 @@ def ifftn(x: Any, axes: Axes = None, norm: Norm = "backward") -> Expr:
 
 
 def fft2(x: Any, norm: Norm = "backward") -> Expr:
-    """The transform of `op.fft` along the last two axes.
+    """Return the transform of `op.fft` along the last two axes.
 
     >>> from caldera import op
     >>> op.fft2([[1.0, 2.0], [3.0, 4.0]]).tolist()
@@ -107,7 +107,7 @@ def fft2(x: Any, norm: Norm = "backward") -> Expr:
 
 
 def ifft2(x: Any, norm: Norm = "backward") -> Expr:
-    """The inverse of `op.fft2`.
+    """Return the inverse of `op.fft2`.
 
     >>> from caldera import op
     >>> op.ifft2([[10.0, -2.0], [-4.0, 0.0]]).tolist()
@@ -117,7 +117,7 @@ def ifft2(x: Any, norm: Norm = "backward") -> Expr:
 
 
 def rfft2(x: Any, norm: Norm = "backward") -> Expr:
-    """The frequencies of real images (..., m, n), as (..., m, n // 2 + 1).
+    """Return the frequencies of real images (..., m, n), as (..., m, n // 2 + 1).
 
     >>> from caldera import op
     >>> op.rfft2([[1.0, 2.0], [3.0, 4.0]]).tolist()
@@ -157,7 +157,7 @@ def _complex(x: Any) -> Node:
 
 
 def _signal(where: str, node: Node, n: int | None, axis: int) -> tuple[Node, int]:
-    """The signal with a length of `n` along `axis`, and that axis from the front."""
+    """Return the signal with a length of `n` along `axis`, and that axis from the front."""
     position = normalise_axis(axis, len(node.shape), where)
     if n is None:
         return node, position

@@ -132,7 +132,7 @@ def one_hot(indices: Any, classes: int, dtype: Any = "float32") -> Expr:
 
 @along_an_axis
 def sort(x: Any, axis: int = -1, descending: bool = False) -> Expr:
-    """The elements in order along `axis`: equal ones keep their order, NaN come last.
+    """Return the elements in order along `axis`: equal ones keep their order, NaN come last.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -157,7 +157,7 @@ def argsort(x: Any, axis: int = -1, descending: bool = False) -> Expr:
 
 @along_an_axis
 def top_k(x: Any, k: int, axis: int = -1) -> tuple[Expr, Expr]:
-    """The `k` largest elements along `axis`, largest first, and their indices (int64).
+    """Return the `k` largest elements along `axis`, largest first, and their indices (int64).
 
     Of equal elements the one with the lower index comes first; NaN come last.
 
@@ -173,12 +173,12 @@ def top_k(x: Any, k: int, axis: int = -1) -> tuple[Expr, Expr]:
 
 
 def as_vector(node: Node) -> Node:
-    """The node; a scalar as the one element of a vector."""
+    """Return the node; a scalar as the one element of a vector."""
     return node if node.shape else reshape(node, (1,))
 
 
 def axis_of(node: Node, axis: int, name: str) -> int:
-    """An axis of a node, counted from the front."""
+    """Return an axis of a node, counted from the front."""
     return normalise_axis(axis, len(node.shape), f"op.{name}")
 
 
@@ -190,7 +190,7 @@ def stretched(updates: Node, shape: tuple[int, ...], name: str) -> Node:
 
 
 def aligned(x: Node, indices: Node, axis: int, name: str) -> tuple[Node, Node, int]:
-    """Both with the same sizes outside `axis`, which is then counted from the front."""
+    """Return both with the same sizes outside `axis`, which is then counted from the front."""
     x, indices = as_vector(x), as_vector(indices)
     position = axis_of(x, axis, name)
     if len(x.shape) != len(indices.shape):

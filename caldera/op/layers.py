@@ -98,7 +98,7 @@ def linear(x: Any, w: Any, b: Any = None) -> Expr:
 
 
 def embedding(table: Any, indices: Any) -> Expr:
-    """The rows of `table` at `indices`: one vector for each word, category or atom.
+    """Return the rows of `table` at `indices`: one vector for each word, category or atom.
 
     Indices are whole numbers of any shape; the result has that shape and then a row's. The gradient
     of a row is the sum over its uses. None is counted from the end: -1, which often marks padding,

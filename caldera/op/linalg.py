@@ -56,7 +56,7 @@ __all__ = [
 
 
 def inverse(a: Any) -> Expr:
-    """The inverse of each matrix.
+    """Return the inverse of each matrix.
 
     >>> from caldera import op
     >>> op.inverse([[2.0, 0.0], [0.0, 4.0]]).tolist()
@@ -143,7 +143,7 @@ def lstsq(a: Any, b: Any, rtol: float | None = None) -> Expr:
 
 
 def expm(a: Any) -> Expr:
-    """The exponential of each matrix, 1 + a + a^2 / 2 + ...
+    """Return the exponential of each matrix, 1 + a + a^2 / 2 + ...
 
     By a Padé approximant of a / 2^s, squared s times (Higham, 2005), with s of at most 16.
 
@@ -250,7 +250,7 @@ def eig(a: Any) -> tuple[Expr, Expr]:
 
 
 def eigvals(a: Any) -> Expr:
-    """The eigenvalues of `op.eig`.
+    """Return the eigenvalues of `op.eig`.
 
     >>> from caldera import op
     >>> op.eigvals([[2.0, 1.0], [0.0, 3.0]]).tolist()
@@ -315,7 +315,7 @@ def trace(x: Any) -> Expr:
 
 
 def _wide(a: Any) -> Node:
-    """A matrix of numbers that have a complex kind: halves become float32."""
+    """Return a matrix of numbers that have a complex kind: halves become float32."""
     node = as_float(lift(a))
     return node if is_complex(node.dtype) else cast(node, part_of(complex_of(node.dtype)))
 

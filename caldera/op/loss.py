@@ -401,5 +401,5 @@ def _check_lengths(name: str, given: np.ndarray | None, samples: int, most: int 
 
 
 def ctc_frames(labels: np.ndarray) -> int:
-    """The frames that labels need: one each, and one for a blank between equal ones."""
+    """Return the frames that labels need: one each, and one for a blank between equal ones."""
     return len(labels) + int(np.count_nonzero(labels[1:] == labels[:-1]))

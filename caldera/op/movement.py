@@ -48,7 +48,7 @@ Bound = int | None | Sequence[int | None]
 
 
 def reshape(x: Any, shape: Sizes) -> Expr:
-    """The same elements in the same (row-major) order in another shape; one size may be -1.
+    """Return the same elements in the same (row-major) order in another shape; one size may be -1.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -76,7 +76,7 @@ def flatten(x: Any, start_axis: int = 0) -> Expr:
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Expr:
-    """The axes in another order; reversed if none is given.
+    """Return the axes in another order; reversed if none is given.
 
     >>> import caldera as cd
     >>> from caldera import op

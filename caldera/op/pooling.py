@@ -128,7 +128,7 @@ def max_pool1d(
     dilation: int = 1,
     ceil_mode: bool = False,
 ) -> Expr:
-    """The largest element of each window of sequences (N, C, L), as `op.max_pool2d` has it.
+    """Return the largest element of each window of sequences (N, C, L), as `op.max_pool2d` has it.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -187,7 +187,7 @@ def avg_pool1d(
     count_padding: bool = True,
     ceil_mode: bool = False,
 ) -> Expr:
-    """The mean of each window of sequences (N, C, L), as `op.avg_pool2d` has it.
+    """Return the mean of each window of sequences (N, C, L), as `op.avg_pool2d` has it.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -234,7 +234,7 @@ def avg_pool3d(
     count_padding: bool = True,
     ceil_mode: bool = False,
 ) -> Expr:
-    """The mean of each window of volumes (N, C, D, H, W), as `op.avg_pool2d` has it.
+    """Return the mean of each window of volumes (N, C, D, H, W), as `op.avg_pool2d` has it.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -246,7 +246,7 @@ def avg_pool3d(
 
 
 def global_average_pool(x: Any) -> Expr:
-    """The mean of each channel over all its positions: (N, C, H, W) to (N, C).
+    """Return the mean of each channel over all its positions: (N, C, H, W) to (N, C).
 
     Sequences (N, C, L) work as well.
 

@@ -199,7 +199,7 @@ def _product(a: _Term, b: _Term, needed: set[str], sizes: dict[str, int]) -> _Te
 def _matrices(
     term: _Term, batch: Sequence[str], rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Node, bool]:
-    """The term as a batch of matrices, and whether a product has to read them transposed."""
+    """Return the term as a batch of matrices, and whether a product has to read them transposed."""
     transposed = term.labels == (*batch, *columns, *rows) and bool(rows)
     first, second = (columns, rows) if transposed else (rows, columns)
     ordered = term.ordered([*batch, *first, *second])
@@ -325,7 +325,7 @@ def _alone(node: Node, other: Node, summed: Axes, others: Axes) -> Node:
 
 
 def kron(a: Any, b: Any) -> Expr:
-    """The Kronecker product: `b` times each element of `a`, laid out as `a` is.
+    """Return the Kronecker product: `b` times each element of `a`, laid out as `a` is.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -358,7 +358,7 @@ def cross(a: Any, b: Any, axis: int = -1) -> Expr:
         raise ShapeError.build(where, expected=f"3 components along axis {axis}", got=f"{shape}")
 
     def turned(node: Node, by: int) -> Node:
-        """The components i + by, for i = 0, 1, 2."""
+        """Return the components i + by, for i = 0, 1, 2."""
         return concat((narrow(node, which, by, 3 - by), narrow(node, which, 0, by)), which)
 
     ahead = elementwise.mul(turned(left, 1), turned(right, 2))

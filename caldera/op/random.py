@@ -140,7 +140,7 @@ def _draw(
 
 
 def _source(state: Any, offset: Any) -> tuple[Node, Node]:
-    """The nodes of the state and of the first element's index."""
+    """Return the nodes of the state and of the first element's index."""
     first = lift(offset)
     if not is_integer(first.dtype) or (isinstance(offset, int) and offset < 0):
         raise ConfigError.build(
@@ -278,7 +278,7 @@ def permutation(
     offset: Any = 0,
     stream: int | None = None,
 ) -> Expr:
-    """The numbers below `x` in random order (int64), or the parts of `x` along `axis`.
+    """Return the numbers below `x` in random order (int64), or the parts of `x` along `axis`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -346,7 +346,7 @@ def multinomial(
 
 
 def _last_positive(probabilities: Node) -> Node:
-    """The last index along the last axis whose probability is not 0 (keeping the axis)."""
+    """Return the last index along the last axis whose probability is not 0 (keeping the axis)."""
     axis = len(probabilities.shape) - 1
     places = iota(shape=probabilities.shape, axis=axis, dtype=int64)
     positive = greater(probabilities, constant(0, probabilities.dtype))

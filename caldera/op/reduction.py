@@ -258,7 +258,7 @@ METHODS = ("linear", "lower", "higher", "nearest", "midpoint")
 
 
 def std(x: Any, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Expr:
-    """The standard deviation over `axis`: the root of `op.variance`, with n - `correction`.
+    """Return the standard deviation over `axis`: the root of `op.variance`, with n - `correction`.
 
     Where all elements are equal its derivative is taken as 0.
 

@@ -51,7 +51,7 @@ __all__ = [
 
 
 def tan(x: Any) -> Expr:
-    """The tangent of an angle.
+    """Return the tangent of an angle.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -62,7 +62,7 @@ def tan(x: Any) -> Expr:
 
 
 def asin(x: Any) -> Expr:
-    """The angle from -pi / 2 to pi / 2 that has this sine; nan outside of -1 to 1.
+    """Return the angle from -pi / 2 to pi / 2 that has this sine; nan outside of -1 to 1.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -73,7 +73,7 @@ def asin(x: Any) -> Expr:
 
 
 def acos(x: Any) -> Expr:
-    """The angle from 0 to pi that has this cosine; nan outside of -1 to 1.
+    """Return the angle from 0 to pi that has this cosine; nan outside of -1 to 1.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -84,7 +84,7 @@ def acos(x: Any) -> Expr:
 
 
 def atan(x: Any) -> Expr:
-    """The angle from -pi / 2 to pi / 2 that has this tangent.
+    """Return the angle from -pi / 2 to pi / 2 that has this tangent.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -95,7 +95,7 @@ def atan(x: Any) -> Expr:
 
 
 def atan2(y: Any, x: Any) -> Expr:
-    """The angle from -pi to pi of the point (x, y), with the signs of zeros as in NumPy.
+    """Return the angle from -pi to pi of the point (x, y), with the signs of zeros as in NumPy.
 
     Its derivative at the origin is taken as 0.
 
@@ -108,7 +108,7 @@ def atan2(y: Any, x: Any) -> Expr:
 
 
 def sinh(x: Any) -> Expr:
-    """The hyperbolic sine, (exp(x) - exp(-x)) / 2.
+    """Return the hyperbolic sine, (exp(x) - exp(-x)) / 2.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -119,7 +119,7 @@ def sinh(x: Any) -> Expr:
 
 
 def cosh(x: Any) -> Expr:
-    """The hyperbolic cosine, (exp(x) + exp(-x)) / 2.
+    """Return the hyperbolic cosine, (exp(x) + exp(-x)) / 2.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -130,7 +130,7 @@ def cosh(x: Any) -> Expr:
 
 
 def asinh(x: Any) -> Expr:
-    """The inverse of the hyperbolic sine.
+    """Return the inverse of the hyperbolic sine.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -141,7 +141,7 @@ def asinh(x: Any) -> Expr:
 
 
 def acosh(x: Any) -> Expr:
-    """The inverse of the hyperbolic cosine; nan below 1.
+    """Return the inverse of the hyperbolic cosine; nan below 1.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -152,7 +152,7 @@ def acosh(x: Any) -> Expr:
 
 
 def atanh(x: Any) -> Expr:
-    """The inverse of the hyperbolic tangent: infinite at -1 and 1, and nan beyond.
+    """Return the inverse of the hyperbolic tangent: infinite at -1 and 1, and nan beyond.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -174,7 +174,7 @@ def erfc(x: Any) -> Expr:
 
 
 def erfinv(x: Any) -> Expr:
-    """The inverse of `op.erf`: infinite at -1 and 1, and nan beyond.
+    """Return the inverse of `op.erf`: infinite at -1 and 1, and nan beyond.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -185,7 +185,7 @@ def erfinv(x: Any) -> Expr:
 
 
 def lgamma(x: Any) -> Expr:
-    """The logarithm of the magnitude of the gamma function: log((x - 1)!) for whole numbers.
+    """Return the logarithm of the magnitude of the gamma function: log((x - 1)!) for whole numbers.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -196,7 +196,7 @@ def lgamma(x: Any) -> Expr:
 
 
 def digamma(x: Any) -> Expr:
-    """The derivative of `op.lgamma`; nan at negative whole numbers, infinite at 0.
+    """Return the derivative of `op.lgamma`; nan at negative whole numbers, infinite at 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -366,7 +366,7 @@ def softsign(x: Any) -> Expr:
 
 
 def rbf(x: Any, eps: float = 1.0) -> Expr:
-    """The Gaussian radial basis function exp(-(eps x)^2).
+    """Return the Gaussian radial basis function exp(-(eps x)^2).
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -62,7 +62,7 @@ def exp(x: Any) -> Expr:
 
 
 def log(x: Any) -> Expr:
-    """The natural logarithm: -inf at 0, nan below.
+    """Return the natural logarithm: -inf at 0, nan below.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -95,7 +95,7 @@ def expm1(x: Any) -> Expr:
 
 
 def log2(x: Any) -> Expr:
-    """The logarithm to the base 2: -inf at 0, nan below.
+    """Return the logarithm to the base 2: -inf at 0, nan below.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -106,7 +106,7 @@ def log2(x: Any) -> Expr:
 
 
 def log10(x: Any) -> Expr:
-    """The logarithm to the base 10: -inf at 0, nan below.
+    """Return the logarithm to the base 10: -inf at 0, nan below.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -128,7 +128,7 @@ def exp2(x: Any) -> Expr:
 
 
 def sqrt(x: Any) -> Expr:
-    """The square root: nan below 0, and with an infinite derivative at 0.
+    """Return the square root: nan below 0, and with an infinite derivative at 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -194,7 +194,7 @@ def sign(x: Any) -> Expr:
 
 
 def floor(x: Any) -> Expr:
-    """The largest whole number that is not above `x`; its derivative is 0.
+    """Return the largest whole number that is not above `x`; its derivative is 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -205,7 +205,7 @@ def floor(x: Any) -> Expr:
 
 
 def ceil(x: Any) -> Expr:
-    """The smallest whole number that is not below `x`; its derivative is 0.
+    """Return the smallest whole number that is not below `x`; its derivative is 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -276,7 +276,7 @@ def nan_to_num(
 
 
 def sin(x: Any) -> Expr:
-    """The sine of an angle in radians.
+    """Return the sine of an angle in radians.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -287,7 +287,7 @@ def sin(x: Any) -> Expr:
 
 
 def cos(x: Any) -> Expr:
-    """The cosine of an angle in radians.
+    """Return the cosine of an angle in radians.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -298,7 +298,7 @@ def cos(x: Any) -> Expr:
 
 
 def tanh(x: Any) -> Expr:
-    """The hyperbolic tangent.
+    """Return the hyperbolic tangent.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -309,7 +309,7 @@ def tanh(x: Any) -> Expr:
 
 
 def erf(x: Any) -> Expr:
-    """The error function, the integral of the normal distribution.
+    """Return the error function, the integral of the normal distribution.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -75,7 +75,7 @@ def as_widths(
 
 
 def as_pair(value: Any, name: str, where: str, minimum: int = 1) -> Pair:
-    """A pair (vertical, horizontal) of whole numbers, from one number or two."""
+    """Return a pair (vertical, horizontal) of whole numbers, from one number or two."""
     first, second = as_sizes(value, 2, name, where, minimum)
     return first, second
 
@@ -298,7 +298,7 @@ def _nearest(x: Node, axis: int, new: int, step: float) -> Node:
 
 
 def _weighted(x: Node, axis: int, new: int, step: float, mode: str, align_corners: bool) -> Node:
-    """A product with a matrix that has a few weights a row."""
+    """Return a product with a matrix that has a few weights a row."""
     weights = lift(_weights(x.shape[axis], new, step, mode, align_corners).astype(x.dtype))
     behind = len(x.shape) - 1 - axis
     if not behind:
@@ -311,7 +311,7 @@ def _weighted(x: Node, axis: int, new: int, step: float, mode: str, align_corner
 
 
 def _weights(length: int, new: int, step: float, mode: str, align_corners: bool) -> np.ndarray:
-    """The matrix (new, length) by which an axis is multiplied."""
+    """Return the matrix (new, length) by which an axis is multiplied."""
     places: np.ndarray
     if align_corners:
         places = np.linspace(0, length - 1, new) if new > 1 else np.zeros(1)
@@ -329,7 +329,7 @@ def _weights(length: int, new: int, step: float, mode: str, align_corners: bool)
 
 
 def _kernel(distance: np.ndarray, mode: str) -> np.ndarray:
-    """The weight of a pixel at this distance, which is below 1 or, if cubic, below 2."""
+    """Return the weight of a pixel at this distance, which is below 1 or, if cubic, below 2."""
     if mode != "bicubic":
         return 1 - distance
     near = ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1
@@ -382,7 +382,7 @@ def pixel_unshuffle(x: Any, factor: int) -> Expr:
 def unfold(
     x: Any, size: Pairs, stride: Pairs = 1, padding: Paddings = 0, dilation: Pairs = 1
 ) -> Expr:
-    """The windows of images (N, C, H, W) as columns: (N, C h w, windows), as in PyTorch.
+    """Return the windows of images (N, C, H, W) as columns: (N, C h w, windows), as in PyTorch.
 
     A convolution is the product of its kernels (K, C h w) with these.
 

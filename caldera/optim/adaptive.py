@@ -170,7 +170,7 @@ class MomentRule(Optimizer):
         return parameter - rate * direction, kept
 
     def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
-        """The step for a rate of 1, and the new state."""
+        """Return the step for a rate of 1, and the new state."""
         kept, size = self._moments(gradient, state, step)
         return kept["mean"] * _correction(self.beta1, step) / size, kept
 
@@ -353,7 +353,7 @@ class Adamax(MomentRule):
 
 
 def running_mean(weight: float | Expr, old: Expr, new: Expr) -> Expr:
-    """The mean so far, by its weight, and the new value by the rest."""
+    """Return the mean so far, by its weight, and the new value by the rest."""
     return weight * old + (1 - weight) * new
 
 

@@ -45,7 +45,7 @@ class Clip(Configurable, ABC):
 
     @abstractmethod
     def clipped(self, gradients: Sequence[Expr]) -> list[Expr]:
-        """The gradients of all parameters, bounded."""
+        """Return the gradients of all parameters, bounded."""
 
 
 clips: Family[Clip] = Family("clip", Clip)
@@ -180,7 +180,7 @@ class LossScale:
         self.good_steps = op.var("good steps", (), dtype="int64", device=device)
 
     def scaled(self, loss: Expr) -> Expr:
-        """The loss, scaled up."""
+        """Return the loss, scaled up."""
         return loss * op.cast(self.scale, loss.dtype)
 
     def unscaled(self, gradients: Sequence[Expr]) -> tuple[list[Expr], Expr]:

@@ -146,7 +146,7 @@ class Optimizer(OptimizerState, ABC):
     def update(
         self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
     ) -> tuple[Expr, State]:
-        """The new parameter and the new state."""
+        """Return the new parameter and the new state."""
 
     # --- what it knows
 
@@ -177,7 +177,7 @@ class Optimizer(OptimizerState, ABC):
         return [] if self.epoch_rule is None else [self.epoch_rule]
 
     def current_rate(self) -> float:
-        """The learning rate of the next step, as a number.
+        """Return the learning rate of the next step, as a number.
 
         >>> import caldera as cd
         >>> from caldera import op, optim
@@ -394,5 +394,5 @@ optimizers: Family[Optimizer] = Family("optimizer", Optimizer)
 
 
 def assigned(variable: Variable, new: Expr, ok: Expr | None) -> Expr:
-    """The assignment of a new value, where `ok` is true or None."""
+    """Return the assignment of a new value, where `ok` is true or None."""
     return op.assign(variable, new if ok is None else op.where(ok, new, variable))

@@ -70,7 +70,7 @@ class Group(Configurable):
         return False
 
     def arguments(self) -> dict[str, Any]:
-        """The patterns as passed, with names in place of variables, for files."""
+        """Return the patterns as passed, with names in place of variables, for files."""
         names = [each if isinstance(each, str) else escape(each.name) for each in self._matches()]
         return super().arguments() | {"match": names}
 
@@ -130,7 +130,7 @@ class Decay(Configurable, ABC):
 
     @abstractmethod
     def pull(self, parameter: Expr) -> Expr:
-        """The slope that pulls a parameter towards zero."""
+        """Return the slope that pulls a parameter towards zero."""
 
 
 decays: Family[Decay] = Family("decay", Decay)

@@ -41,7 +41,7 @@ class Schedule(Configurable, ABC):
 
     @abstractmethod
     def rate(self, step: Expr) -> Expr:
-        """The rate at a step (a float scalar that counts from 0)."""
+        """Return the rate at a step (a float scalar that counts from 0)."""
 
 
 schedules: Family[Schedule] = Family("schedule", Schedule)

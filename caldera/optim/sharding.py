@@ -114,7 +114,7 @@ def total(x: Any) -> Expr:
 
 
 def length(x: Any) -> Expr:
-    """The Euclidean length of something that has the shape of a parameter.
+    """Return the Euclidean length of something that has the shape of a parameter.
 
     >>> import caldera as cd
     >>> from caldera import optim
@@ -125,7 +125,7 @@ def length(x: Any) -> Expr:
 
 
 def whole_of(variable: Variable) -> Variable:
-    """The parameter that a variable is, or is a part of.
+    """Return the parameter that a variable is, or is a part of.
 
     >>> from caldera import op
     >>> from caldera.optim.sharding import whole_of

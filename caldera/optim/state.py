@@ -238,8 +238,8 @@ class OptimizerState(Adjustable):
 def host_if_full(
     variables: Sequence[Variable], kept_shapes: Callable[[Shape], Mapping[str, Shape]]
 ) -> str | None:
-    """The host, if the device of these parameters cannot hold them, a gradient for each and their
-    state; None if it can, or if settings say where plans run."""
+    """Return the host, if the device of these parameters cannot hold them, a gradient for each and
+    their state; None if it can, or if settings say where plans run."""
     kept = [[size(each) for each in kept_shapes(variable.shape).values()] for variable in variables]
     if not any(kept) or settings.placement != "auto":
         return None

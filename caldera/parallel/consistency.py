@@ -67,7 +67,7 @@ def check_messages(communicator: Communicator, plan: Plan) -> None:
 
 
 def messages(plan: Plan) -> list[str]:
-    """The messages that a plan sends, in the order in which it does, in words.
+    """Return the messages that a plan sends, in the order in which it does, in words.
 
     >>> import caldera as cd
     >>> from caldera.parallel.consistency import messages

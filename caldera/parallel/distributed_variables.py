@@ -38,13 +38,13 @@ class RankLayout(Protocol):
     """
 
     def local_shape(self, rank: int) -> Shape:
-        """The shape of a rank's part."""
+        """Return the shape of a rank's part."""
 
     def part_of(self, whole: np.ndarray, rank: int) -> np.ndarray:
-        """A rank's part of an array."""
+        """Return a rank's part of an array."""
 
     def whole_of(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The array that these are the parts of, by rank."""
+        """Return the array that these are the parts of, by rank."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class FlatLayout:
     ranks: int
 
     def local_shape(self, rank: int) -> Shape:
-        """The shape of a rank's part."""
+        """Return the shape of a rank's part."""
         return (shard_size(size(self.shape), self.ranks),)
 
     def part_of(self, whole: np.ndarray, rank: int) -> np.ndarray:
-        """A rank's part of an array."""
+        """Return a rank's part of an array."""
         each = shard_size(whole.size, self.ranks)
         own = whole.reshape(-1)[each * rank : each * (rank + 1)]
         return np.pad(own, (0, each - own.size))
 
     def whole_of(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The array that these are the parts of, by rank."""
+        """Return the array that these are the parts of, by rank."""
         return np.concatenate(parts)[: size(self.shape)].reshape(self.shape)
 
 
@@ -315,7 +315,7 @@ class ParameterShards:
 
 
 def variable_like(model: Variable, shape: Shape, value: np.ndarray | None = None) -> Variable:
-    """A variable of another shape with the name, dtype and device of this one."""
+    """Return a variable of another shape with the name, dtype and device of this one."""
     return op.var(model.name, shape, fill=value, dtype=model.dtype, device=model.tensor.device)
 
 

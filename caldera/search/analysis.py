@@ -212,7 +212,7 @@ class Overview:
         return importances([t.point for t in self.trials], values)
 
     def by_importance(self) -> list[ParameterColumn]:
-        """The parameters, the most important first."""
+        """Return the parameters, the most important first."""
         places = {each.name: place for place, each in enumerate(self.importances)}
         return sorted(self.columns, key=lambda column: places.get(column.name, len(places)))
 
@@ -235,7 +235,7 @@ class Overview:
         return before + self._own_curve(trial)
 
     def whole_curve(self, trial: Trial) -> list[tuple[float, float]]:
-        """The learning curve of a trial's model, from its first step on."""
+        """Return the learning curve of a trial's model, from its first step on."""
         points: list[tuple[float, float]] = []
         here: Trial | None = trial
         while here is not None:

@@ -168,7 +168,7 @@ def layers(choices: Mapping[str, Mapping[str, Any] | None], least: int, most: in
 
 
 def make_layers(value: Sequence[Mapping[str, Any]]) -> list[Layer]:
-    """The layers that `search.layers` chose.
+    """Return the layers that `search.layers` chose.
 
     >>> from caldera import search
     >>> search.make_layers([{"layer": "Dense", "units": 8}])[0].units

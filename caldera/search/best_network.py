@@ -46,7 +46,7 @@ def keep_network(study: Study) -> None:
 
 
 def _untrained(study: Study, trial: Trial) -> Model | None:
-    """A trial's network before it is trained: shapes need no weights."""
+    """Return a trial's network before it is trained: shapes need no weights."""
     job = study.job
     if job is None or job.samples is None:
         return None

@@ -130,7 +130,7 @@ class LiveTable(StudyCallback):
         return (now - self._started) / done * max(self._planned - over, 0)
 
     def _running(self, study: Study) -> Iterator[Any]:
-        """A line for each trial that runs: its last value, its parameters."""
+        """Yield a line for each trial that runs: its last value, its parameters."""
         running = study.of_state(RUNNING)
         for trial in running[:_MOST_ROWS]:
             yield _text(f"  {_one(study, trial)}", style="dim")
@@ -143,13 +143,13 @@ def _over(study: Study) -> int:
 
 
 def _text(content: str, **how: Any) -> Any:
-    """A line for a live table, cut where the terminal ends."""
+    """Return a line for a live table, cut where the terminal ends."""
     made = optional_import("rich.text", "rich", "progress").Text
     return made(content, no_wrap=True, overflow="ellipsis", **how)
 
 
 def _one(study: Study, trial: Trial) -> str:
-    """A trial in a line."""
+    """Return a trial in a line."""
     parts = [f"trial {trial.number}", trial.state]
     if trial.values is not None:
         names = zip(study.objective.names(), trial.values, strict=True)

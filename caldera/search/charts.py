@@ -44,7 +44,7 @@ class TrialTable:
         self.columns = list(dict.fromkeys(name for row in rows for name in row))
 
     def __getitem__(self, name: str) -> list[Any]:
-        """A column."""
+        """Return a column."""
         if name not in self.columns:
             raise KeyError(f"no column {name!r}; the columns are {', '.join(self.columns)}")
         return [row.get(name) for row in self.rows]
@@ -73,7 +73,7 @@ class TrialTable:
 
 
 def cell_text(value: Any) -> str:
-    """A value as a cell of a table.
+    """Return a value as a cell of a table.
 
     >>> [cell_text(each) for each in (0.123456789, 5, None, "relu", float("nan"))]
     ['0.123457', '5', '', 'relu', '']
@@ -84,7 +84,7 @@ def cell_text(value: Any) -> str:
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> Any:
-    """The rows as a `pandas.DataFrame` where pandas is installed, else as a `TrialTable`."""
+    """Return the rows as a `pandas.DataFrame` where pandas is installed, else as a `TrialTable`."""
     table = TrialTable(rows)
     return table if find_spec("pandas") is None else table.to_pandas()
 
@@ -97,7 +97,7 @@ _MOST_LINES = 400
 
 
 def plot_study(overview: Overview, path: str | PathLike[str] | None) -> Picture | Path:
-    """The pictures of a study as one; with a path, written to an .svg file."""
+    """Return the pictures of a study as one; with a path, written to an .svg file."""
     charts = [history_chart(overview)]
     if len(overview.names) > 1:
         charts += front_charts(overview)[:1]
@@ -124,7 +124,7 @@ def study_html(overview: Overview) -> str:
 
 
 def history_chart(overview: Overview, objective: int = 0) -> LineChart:
-    """The value of each trial in their order, and the best so far."""
+    """Return the value of each trial in their order, and the best so far."""
     name, mode = overview.names[objective], overview.modes[objective]
     points: dict[str, list[tuple[float, float]]] = {state: [] for state in _DOTS}
     for trial in overview.trials:
@@ -144,7 +144,7 @@ _DOTS = {DONE: ("done", OTHERS), STOPPED: ("stopped early", ENDED), FAILED: ("fa
 
 
 def _dots(points: Mapping[str, Sequence[tuple[float, float]]]) -> list[Line]:
-    """A line of dots for each state of trials that has any."""
+    """Return a line of dots for each state of trials that has any."""
     shown = {state: found for state, found in points.items() if found}
     return [
         Line(_DOTS[state][0], found, _DOTS[state][1], dots_only=True)
@@ -238,7 +238,7 @@ def _caption(trial: Trial) -> str:
 
 
 def slice_charts(overview: Overview) -> list[LineChart]:
-    """The first objective over each parameter, the most important first."""
+    """Return the first objective over each parameter, the most important first."""
     return [_slice(overview, column) for column in overview.by_importance()[:MOST_SLICES]]
 
 
@@ -265,7 +265,7 @@ def _slice(overview: Overview, column: ParameterColumn) -> LineChart:
 
 
 def importance_bars(overview: Overview) -> Safe | None:
-    """The importance of each parameter as bars; None if there are too few trials."""
+    """Return the importance of each parameter as bars; None if there are too few trials."""
     if not overview.importances:
         return None
     bars = [
@@ -276,7 +276,7 @@ def importance_bars(overview: Overview) -> Safe | None:
 
 
 def coordinates_picture(overview: Overview) -> Safe | None:
-    """A line for each trial through its parameters to its value; None if there is none."""
+    """Return a line for each trial through its parameters to its value; None if there is none."""
     shown = overview.valued()
     if not shown:
         return None
@@ -305,7 +305,7 @@ def coordinates_picture(overview: Overview) -> Safe | None:
 
 
 def front_charts(overview: Overview) -> list[LineChart]:
-    """Each pair of objectives against each other, with the trials that no other beats."""
+    """Return each pair of objectives against each other, with the trials that no other beats."""
     pairs = combinations(range(len(overview.names)), 2)
     return [_front(overview, x, y) for x, y in pairs][:6]
 

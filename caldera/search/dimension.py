@@ -43,18 +43,18 @@ class Dimension(ABC):
 
     @abstractmethod
     def decode(self, unit: float) -> Any:
-        """The value at a number from 0 to 1."""
+        """Return the value at a number from 0 to 1."""
 
     def stored(self, unit: float) -> Stored:
         """Return the stored form of the value at a number from 0 to 1."""
         return float(unit)
 
     def unit(self, stored: Any) -> float:
-        """The number from 0 to 1 that this was stored for."""
+        """Return the number from 0 to 1 that this was stored for."""
         return float(stored)
 
     def value(self, stored: Any) -> Any:
-        """The value that `build` gets."""
+        """Return the value that `build` gets."""
         return self.decode(float(stored))
 
     def holds(self, stored: Any) -> bool:

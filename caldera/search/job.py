@@ -108,7 +108,7 @@ class SearchJob:
     # --- models
 
     def model(self, task: TrialTask, seed: int | None = None) -> Model:
-        """The model of a trial before it is trained, or as its parent left it."""
+        """Return the model of a trial before it is trained, or as its parent left it."""
         seed = task.seed if seed is None else seed
         model = self.build(**self._arguments(task, seed))
         if not isinstance(model, Model):
@@ -412,7 +412,7 @@ def _give_rate(model: Model) -> None:
 
 
 def digest_of(model: Model) -> str:
-    """A short name for the weights of a model: the same for the same bits."""
+    """Return a short name for the weights of a model: the same for the same bits."""
     found = hashlib.blake2b(digest_size=16)
     for name, values in sorted(Snapshot.of(model).values.items()):
         found.update(name.encode())

@@ -64,7 +64,7 @@ class Objective(ABC):
 
     @abstractmethod
     def measure(self, row: Mapping[str, float]) -> float:
-        """The (first) value after a step: what stopping goes by."""
+        """Return the (first) value after a step: what stopping goes by."""
 
     def values(self, curve: Sequence[Row]) -> tuple[float, ...]:
         """Return the values of a finished trial."""
@@ -80,11 +80,11 @@ class Objective(ABC):
         )
 
     def loss(self, row: Mapping[str, float]) -> float:
-        """The first value after a step, as a number that should be small."""
+        """Return the first value after a step, as a number that should be small."""
         return self.losses((self.measure(row),) * len(self.modes))[0]
 
     def names(self) -> tuple[str, ...]:
-        """A name for each value."""
+        """Return a name for each value."""
         return ("value",)
 
     def columns(self) -> tuple[str, ...]:
@@ -302,7 +302,7 @@ def weighted(
 
 
 def time_to(name: str, target: float, mode: str | None = None) -> Objective:
-    """The seconds of training until a metric reaches a value, at which training ends.
+    """Return the seconds of training until a metric reaches a value, at which training ends.
 
     >>> from caldera import search
     >>> search.time_to("val_accuracy", 0.97).names()
@@ -330,7 +330,7 @@ def pareto(*names: str, modes: Sequence[str] | None = None) -> Objective:
 
 
 def at_most(name: str, limit: float) -> Constraint:
-    """A constraint: trials above the limit cannot be the best.
+    """Return a constraint: trials above the limit cannot be the best.
 
     >>> from caldera import search
     >>> search.at_most("latency", 0.005).violated({"latency": 0.004})
@@ -340,7 +340,7 @@ def at_most(name: str, limit: float) -> Constraint:
 
 
 def at_least(name: str, limit: float) -> Constraint:
-    """A constraint: trials below the limit cannot be the best.
+    """Return a constraint: trials below the limit cannot be the best.
 
     >>> from caldera import search
     >>> search.at_least("val_accuracy", 0.9).violated({"val_accuracy": 0.8})

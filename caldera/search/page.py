@@ -67,7 +67,7 @@ def write_page(overview: Overview, path: str | PathLike[str]) -> Path:
 
 
 def study_page(overview: Overview) -> str:
-    """The text of the page about a study."""
+    """Return the text of the page about a study."""
     index = dict(_INDEX)
     if len(overview.names) > 1:
         index = {"best": "Best", "front": "Front", **index}

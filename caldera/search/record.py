@@ -181,7 +181,7 @@ class TrialRecord:
     # --- conditions of trials, each once: trials of the same network have mostly the same
 
     def with_kept_conditions(self, outcome: TrialResult) -> TrialResult:
-        """The outcome with the name of its conditions, which are written down by then."""
+        """Return the outcome with the name of its conditions, which are written down by then."""
         if not outcome.conditions:
             return outcome
         name = blake2b(outcome.conditions.encode(), digest_size=8).hexdigest()
@@ -284,7 +284,7 @@ class TrialRecord:
         return self.news((), space)
 
     def news(self, trials: Sequence[Trial], space: Space | None) -> list[Trial]:
-        """The trials that are not among these yet, or were not over when these were read."""
+        """Return the trials that are not among these yet, or were not over when these were read."""
         found = []
         for frozen in self._storage.get_all_trials(self._study, deepcopy=False):
             number = frozen.number

@@ -194,7 +194,7 @@ class Scheduler:
                 self._queue.append(trial)
 
     def _create(self) -> Trial | None:
-        """The next trial of the method."""
+        """Return the next trial of the method."""
         proposal = self._next_proposal()
         if proposal is None:
             return None
@@ -259,7 +259,7 @@ class Scheduler:
 
 
 def trial_seed(seed: int, number: int) -> int:
-    """The seed of a trial: the same for the same search and number.
+    """Return the seed of a trial: the same for the same search and number.
 
     >>> trial_seed(0, 3) == trial_seed(0, 3) != trial_seed(0, 4)
     True

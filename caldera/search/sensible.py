@@ -164,7 +164,7 @@ def _places(model: Model) -> dict[str, tuple[int, str, Any]]:
 
 
 def _part(said: tuple[Any, ...], value: Any) -> Any:
-    """A part of a space from the words of `Layer.ranges`."""
+    """Return a part of a space from the words of `Layer.ranges`."""
     match said:
         case ("around", factor):
             return integer(max(1, math.ceil(value / factor)), math.ceil(value * factor), log=True)

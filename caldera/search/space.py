@@ -118,7 +118,7 @@ class Space:
         return self._shared[id(parts)]
 
     def decoded(self, point: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a point.
+        """Return the parameters of a point.
 
         >>> from caldera import search
         >>> search.Space({"rate": search.log(1e-4, 1e-1)}).decoded({"rate": 0.01})
@@ -148,7 +148,7 @@ class Space:
         return parameters
 
     def draw(self, random: np.random.Generator) -> Point:
-        """A point at random."""
+        """Return a point at random."""
         return self.walk(lambda path, dimension: dimension.stored(random.random()))[0]
 
     def near(
@@ -181,7 +181,7 @@ class Space:
         return self.walk(pick)[0]
 
     def at(self, units: Mapping[str, float]) -> Point:
-        """The point at these numbers from 0 to 1, one for each path of `dimensions`."""
+        """Return the point at these numbers from 0 to 1, one for each path of `dimensions`."""
 
         def stored(path: str, dimension: Dimension) -> Stored:
             if path not in units:

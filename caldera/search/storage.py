@@ -140,7 +140,7 @@ class Journal:
                 self._follow(line)
 
     def _is_next(self, line: bytes) -> bool:
-        """True if a line has a checksum, which is right."""
+        """Return True if a line has a checksum, which is right."""
         claimed = _CHECKED.fullmatch(line[-_CHECK_BYTES:])
         own = _joined(self._chain, line[:-_CHECK_BYTES]).hex().encode()
         return claimed is not None and claimed[1] == own

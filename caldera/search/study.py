@@ -139,8 +139,8 @@ class Study:
         return sum(trial.seconds for trial in self.trials)
 
     def seconds_to(self, value: float) -> float:
-        """The seconds of tuning until a trial was as good as `value`: all trials count, also the
-        bad ones. Infinite if none was."""
+        """Return the seconds of tuning until a trial was as good as `value`: all trials count, also
+        the bad ones. Infinite if none was."""
         wanted = self.objective.losses((value,) * len(self.objective.modes))[0]
         spent = 0.0
         for trial in sorted(self.trials, key=lambda each: each.ended or math.inf):
@@ -192,7 +192,7 @@ class Study:
     # --- what a person sees
 
     def table(self) -> Any:
-        """Every trial as a row: number, state, values, parameters, cost and reason. A
+        """Return every trial as a row: number, state, values, parameters, cost and reason. A
         `pandas.DataFrame` where pandas is installed, else a `Table` that prints like one.
 
         >>> from caldera import search
@@ -236,7 +236,7 @@ class Study:
     # --- models
 
     def model_of(self, trial: Trial) -> Any:
-        """The trained model of a trial: from its file, else trained again with its seed."""
+        """Return the trained model of a trial: from its file, else trained again with its seed."""
         if trial.number not in self._models:
             self._models[trial.number] = self._read_model(trial) or self.remake(trial)
         return self._models[trial.number]

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def whole_number(value: Any, name: str, least: int, where: str = "fit") -> int:
-    """A whole number of at least `least`.
+    """Return a whole number of at least `least`.
 
     >>> whole_number(1.5, "epochs", 0)
     Traceback (most recent call last):
@@ -34,7 +34,7 @@ def whole_number(value: Any, name: str, least: int, where: str = "fit") -> int:
 
 
 def plain_number(value: Any, name: str, least: float, where: str = "fit") -> float:
-    """A number of at least `least`, which may be infinite.
+    """Return a number of at least `least`, which may be infinite.
 
     >>> plain_number(float("nan"), "seconds", 0.0, "TimeLimit")
     Traceback (most recent call last):

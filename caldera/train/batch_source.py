@@ -83,11 +83,11 @@ class BatchSource(ABC):
 
     @abstractmethod
     def values(self, batch: Batch | Share) -> Values:
-        """The batch as expressions; the same ones for equal keys."""
+        """Return the batch as expressions; the same ones for equal keys."""
 
     @abstractmethod
     def epoch(self, loader: Loader) -> Iterator[Batch | Share]:
-        """The rest of the loader's epoch: batches to feed, or which samples to fetch."""
+        """Return the rest of the loader's epoch: batches to feed, or which samples to fetch."""
 
 
 class HostSource(BatchSource):
@@ -228,7 +228,7 @@ def by_name(made: dict[str, Expr]) -> Make:
 
 
 def in_shape(value: Expr, shape: tuple[int, ...], name: str) -> Expr:
-    """A value that must have this shape."""
+    """Return a value that must have this shape."""
     require(value.shape == shape, f"input {name}", f"shape {shape}", value.shape, error=ShapeError)
     return value
 

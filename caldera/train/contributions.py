@@ -108,7 +108,7 @@ def _flat(outputs: np.ndarray) -> np.ndarray:
 
 
 def _scores(outputs: np.ndarray, chosen: np.ndarray, task: PredictionKind | None) -> np.ndarray:
-    """The predicted value, or the log-odds of the chosen class."""
+    """Return the predicted value, or the log-odds of the chosen class."""
     found = _flat(outputs).astype(np.float64)
     kind = REGRESSION if task is None else task.kind
     several = found.shape[1] > 1

@@ -258,7 +258,7 @@ class CustomModel(_AllInputs):
 
     @abstractmethod
     def losses(self, *batch: Expr) -> Mapping[str, Expr]:
-        """The losses by name, of the arrays of a batch."""
+        """Return the losses by name, of the arrays of a batch."""
 
     def forward(self, *inputs: Any) -> Any:
         """Compute the result of `predict`; a subclass without it cannot predict."""

@@ -101,7 +101,7 @@ def _apart(data: Mapping[Any, Any]) -> tuple[Any, Any]:
 
 
 def _by_name(given: Mapping[Any, Any], names: Sequence[str], what: str, where: str) -> Any:
-    """The values of a dict in the order of `names`; a single one may have any name."""
+    """Return the values of a dict in the order of `names`; a single one may have any name."""
     if len(given) == 1 and len(names) <= 1:
         return next(iter(given.values()))
     if names and set(given) == set(names):
@@ -169,7 +169,7 @@ class Predicted(np.ndarray):
 
     @classmethod
     def of(cls, outputs: np.ndarray, notes: Sequence[str]) -> Predicted:
-        """An array with notes."""
+        """Return an array with notes."""
         found = outputs.view(cls)
         found.notes = tuple(notes)
         return found
@@ -259,7 +259,7 @@ def predict_ragged(
 
 
 def _gives_steps(model: Model) -> bool:
-    """True if the main output has a value for each step: its size follows the length."""
+    """Return True if the main output has a value for each step: its size follows the length."""
 
     def size(length: int) -> tuple[int, ...]:
         specs = [((length, *shape[1:]), dtype) for shape, dtype in model.signature.inputs]

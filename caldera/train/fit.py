@@ -300,7 +300,7 @@ def _validation(model: Model, data: TrainingData, strategy: Strategy) -> Validat
 def evaluate(
     model: Model, data: Any, batch_size: int, parallel: Strategy | None = None
 ) -> dict[str, Any]:
-    """The loss and metrics of a model on data; see `Model.evaluate`."""
+    """Return the loss and metrics of a model on data; see `Model.evaluate`."""
     given = TrainingData.of(model, data, where="evaluate")
     if parallel is None:
         steps = model.evaluation_steps(given)

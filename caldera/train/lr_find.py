@@ -54,8 +54,8 @@ class LearningRates:
     suggestion: float
 
     def plot(self, path: str | PathLike[str] | None = None, title: str = "") -> Picture | Path:
-        """The losses over the learning rates, which a notebook shows; with a path they are written
-        to that .svg file, and the path is returned."""
+        """Return the losses over the learning rates, which a notebook shows; with a path they are
+        written to that .svg file, and the path is returned."""
         return figure(path, [self._chart()], title)
 
     def _chart(self) -> LineChart:
@@ -180,7 +180,7 @@ def _try(steps: StepPlans, loader: Loader, rates: np.ndarray) -> tuple[list[floa
 
 
 def _smooth(losses: list[float], width: float) -> list[float]:
-    """Each loss as the mean of those around it, the nearer the more; `width` is in steps."""
+    """Return each loss as the mean of those around it, the nearer the more; `width` is in steps."""
     places = np.arange(len(losses))
     weights = np.exp(-0.5 * ((places[:, None] - places) / width) ** 2)
     return (weights @ np.array(losses) / weights.sum(axis=1)).tolist()

@@ -58,7 +58,7 @@ class MetricTotals:
         return {f"{self._prefix}/{name}": variable for name, variable in self._sums.items()}
 
     def loss(self) -> float:
-        """The mean loss so far (nan before the first batch); this waits for the device."""
+        """Return the mean loss so far (nan before the first batch); this waits for the device."""
         return self.begin_read("loss", "weight").loss()
 
     def results(self, sum_over_ranks: SumOverRanks | None = None) -> dict[str, Any]:
@@ -121,12 +121,12 @@ class TotalsReading:
         return replace(self, readings=known)
 
     def loss(self) -> float:
-        """The mean loss (nan before the first batch)."""
+        """Return the mean loss (nan before the first batch)."""
         weight = self._sum("weight")
         return float(self._sum("loss") / weight) if weight else float("nan")
 
     def results(self) -> dict[str, Any]:
-        """The mean loss and the value of every metric."""
+        """Return the mean loss and the value of every metric."""
         found: dict[str, Any] = {"loss": self.loss()} if self.shows_loss else {}
         for metric in self.metrics:
             begin = f"{metric.name}/"

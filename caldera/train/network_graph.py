@@ -42,7 +42,7 @@ class NetworkGraph(ModelSettings):
     _open_axes: frozenset[tuple[int, int]]
 
     def step_outputs(self, *inputs: Any) -> Any:
-        """The values from which a training step begins: the outputs of the network."""
+        """Return the values from which a training step begins: the outputs of the network."""
         return self(*inputs)
 
     @property
@@ -135,7 +135,7 @@ class NetworkGraph(ModelSettings):
     def expressions_for(
         self, specs: Sequence[tuple[tuple[int, ...], str]], count: int
     ) -> tuple[list[Expr], dict[str, Expr], Context]:
-        """The same for inputs of other shapes, where sequences may have any length."""
+        """Return the same for inputs of other shapes, where sequences may have any length."""
         with seeded(self.seed, AFTER_PARAMETERS):
             inputs, outputs, traced = self._expressions(specs, count)
         if self.target_scale is not None:

@@ -222,7 +222,7 @@ def _where(run: Run) -> str:
 
 
 def _values(results: dict[str, Any]) -> list[str]:
-    """The results that are single numbers, with their names."""
+    """Return the results that are single numbers, with their names."""
     return [
         f"{name} {shown_number(value)}"
         for name, value in results.items()

@@ -39,7 +39,7 @@ class ValidationData:
         return self.given.pipeline
 
     def results(self, model: Model) -> dict[str, Any]:
-        """The loss and the metrics of a model on the data."""
+        """Return the loss and the metrics of a model on the data."""
         if self.steps is None:
             return model.evaluate(self.given)
         size, strategy = model.batch_size, self.steps.strategy

@@ -67,7 +67,7 @@ class SampleWeights:
         )
 
     def of_batch(self, batch: Batch) -> np.ndarray:
-        """The weights of a batch's samples."""
+        """Return the weights of a batch's samples."""
         return self.of_samples(batch.indices, batch.y)
 
     def of_samples(self, indices: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
@@ -188,7 +188,7 @@ def _balanced(given: str, data: Pipeline) -> np.ndarray:
 
 
 def _label(given: Any, data: Pipeline) -> int:
-    """The number of a class, from its number or its name."""
+    """Return the number of a class, from its number or its name."""
     names = data.schema.classes if data.schema is not None else ()
     if isinstance(given, str) and given in names:
         return names.index(given)

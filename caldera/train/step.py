@@ -154,7 +154,7 @@ class StepPlans:
         return found
 
     def evaluated(self, loader: Loader) -> dict[str, Any]:
-        """The loss and the metrics of an epoch."""
+        """Return the loss and the metrics of an epoch."""
         self.evaluation_totals.reset()
         for batch in self.batches(loader):
             self._evaluate(batch)
@@ -224,7 +224,7 @@ class StepPlans:
     # --- feeding
 
     def feeds(self, parts: Sequence[np.ndarray], weights: np.ndarray | None) -> dict[str, Any]:
-        """A batch (inputs, then targets) by the names of the plan's inputs."""
+        """Return a batch (inputs, then targets) by the names of the plan's inputs."""
         count = len(self.model.signature.inputs)
         if len(parts) != count + self.targets:
             raise DataError.build(
@@ -296,8 +296,8 @@ class KeptSteps:
         self._steps: StepPlans | None = None
 
     def take(self, facts: Facts | None, model: Model) -> StepPlans | None:
-        """The steps that were made for these facts, as new, if there are any. They are kept again
-        by `keep`, once a run has ended well."""
+        """Return the steps that were made for these facts, as new, if there are any. They are kept
+        again by `keep`, once a run has ended well."""
         steps = self._steps if facts is not None and facts == self._facts else None
         self.clear()
         if steps is not None:

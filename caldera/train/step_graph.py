@@ -122,7 +122,7 @@ class StepGraph:
     # --- whole programs
 
     def training(self) -> StepProgram:
-        """A training step."""
+        """Return a training step."""
         steps = self._steps
         outputs, traced = self.network(training=True)
         loss, total = self.loss(outputs, steps.objective.of(outputs), traced.losses)
@@ -158,14 +158,14 @@ class StepGraph:
     # --- parts of them
 
     def inputs(self) -> list[Expr]:
-        """The inputs of the network."""
+        """Return the inputs of the network."""
         return [
             self._value(f"x{i}", self._values.shapes.get(f"x{i}", shape), dtype)
             for i, (shape, dtype) in enumerate(self._model.signature.inputs)
         ]
 
     def network(self, *, training: bool) -> tuple[dict[str, Expr], Context]:
-        """The outputs of the network, and the trace that made them."""
+        """Return the outputs of the network, and the trace that made them."""
         inputs = self.inputs()
         model, random = self._model, self._steps.random
         with (
@@ -247,7 +247,7 @@ class StepGraph:
         return mean_by_sample(values)
 
     def _value(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
-        """An array of the batch, of which a sample has this shape."""
+        """Return an array of the batch, of which a sample has this shape."""
         return self._values.of(name, (self._count, *shape), dtype)
 
     def _target(self, output: str, prediction: Expr) -> Expr:
@@ -359,6 +359,6 @@ def named_outputs(result: Any) -> dict[str, Expr]:
 
 
 def main_output(outputs: Mapping[str, Expr], objective: TrainingObjective) -> tuple[str, Expr]:
-    """The output that metrics and predictions are about: the first that has a loss."""
+    """Return the output that metrics and predictions are about: the first that has a loss."""
     name = next(name for name in objective.losses if name in outputs)
     return name, outputs[name]

@@ -188,7 +188,7 @@ class GraphStrategy(ABC):
         return list(part.assignments())
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:
-        """The plan that `make` makes, once all ranks are agreed that it fits theirs."""
+        """Return the plan that `make` makes, once all ranks are agreed that it fits theirs."""
         return make()
 
 
@@ -246,7 +246,7 @@ class CheckpointLayout(ABC):  # noqa: B024
     """Methods that save and restore a strategy's state in checkpoints."""
 
     def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
-        """The same variables, as they have to be saved and restored."""
+        """Return the same variables, as they have to be saved and restored."""
         return variables
 
     def saved(self) -> dict[str, np.ndarray]:

@@ -269,8 +269,8 @@ BYTES = 1 << 22
 
 
 def data_digest(data: Pipeline | None) -> str:
-    """A name for data, from samples that are evenly spaced; "" for none and for a stream, which
-    cannot be read twice.
+    """Return a name for data, from samples that are evenly spaced; "" for none and for a stream,
+    which cannot be read twice.
 
     >>> import numpy as np
     >>> from caldera.data import Pipeline
@@ -286,7 +286,7 @@ def data_digest(data: Pipeline | None) -> str:
 
 
 def weights_digest(weights: SampleWeights | None) -> str:
-    """A name for the weights of samples and classes."""
+    """Return a name for the weights of samples and classes."""
     if weights is None:
         return ""
     return _digest(each for each in (weights.by_sample, weights.by_class) if each is not None)

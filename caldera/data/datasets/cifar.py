@@ -138,7 +138,7 @@ def _load(form: _Form, folder: PathLike | None, download: bool) -> Dataset:
 
 
 def _in_place(form: _Form, place: Path, where: str) -> dict[str, Array] | None:
-    """The arrays, if they are here in one of the known forms."""
+    """Return the arrays, if they are here in one of the known forms."""
     if place.is_file():
         return _of_archive(form, place, where)
     for inner in (place / form.folder, place):

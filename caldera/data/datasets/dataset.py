@@ -312,7 +312,7 @@ def split(
 def split_rows(
     samples: Data, test: float, seed: int, stratify: bool | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The numbers of the samples in the two parts of `split`."""
+    """Return the numbers of the samples in the two parts of `split`."""
     total = len(samples)
     wanted = _test_count(test, total)
     labels = samples.y

@@ -26,7 +26,7 @@ _PIECE = 1 << 20
 
 
 def cache_folder() -> Path:
-    """The folder for data that was downloaded or decoded.
+    """Return the folder for data that was downloaded or decoded.
 
     >>> cache_folder().name
     'data'
@@ -55,7 +55,7 @@ def search_paths(folder: PathLike | None, name: str) -> list[Path]:
 def missing_dataset(
     where: str, folder: PathLike | None, name: str, files: str, url: str
 ) -> DataError:
-    """The error for a data set that is nowhere.
+    """Return the error for a data set that is nowhere.
 
     >>> print(missing_dataset("data.mnist", "/data", "mnist", "four files", "https://example.org"))
     data.mnist: expected four files in /data/mnist or /data, got none; ...
@@ -71,7 +71,7 @@ def missing_dataset(
 
 
 def file_hash(path: PathLike, where: str) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with opened(path, "rb", where) as file:
         while piece := file.read(_PIECE):
@@ -112,7 +112,7 @@ class PublishedFile:
 
 
 def download(file: PublishedFile, mirrors: Sequence[str], folder: Path, where: str) -> Path:
-    """The file in `folder`, from the first mirror that has it as published."""
+    """Return the file in `folder`, from the first mirror that has it as published."""
     target = folder / checked_file_name(file.name, where)
     failures = []
     for mirror in mirrors:

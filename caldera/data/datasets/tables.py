@@ -397,7 +397,7 @@ def _inputs(
     left_out: Sequence[int],
     kinds: Kinds | None,
 ) -> list[int]:
-    """The numbers of the columns to learn from, if they hold something."""
+    """Return the numbers of the columns to learn from, if they hold something."""
     if columns is None:
         # One without a name cannot be found again; it is mostly the numbers of rows.
         told = {found.column(each) for each in kinds or ()}

@@ -155,7 +155,7 @@ def _folder(root: Path) -> tuple[LabelledTexts, LabelledTexts | None]:
 
 
 def text_files(folder: Path) -> list[Path]:
-    """The text files of a folder, in the order of their names."""
+    """Return the text files of a folder, in the order of their names."""
     return sorted(
         path
         for path in folder.iterdir()
@@ -186,7 +186,7 @@ def _classes(folder: Path) -> LabelledTexts:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, in UTF-8."""
+    """Return the text of a file, in UTF-8."""
     try:
         return read_bounded(path, LARGEST_TEXT, _WHERE).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -230,7 +230,7 @@ def _column(name: str, names: list[str], what: str) -> str:
 
 
 def text_columns(source: Any) -> dict[str, list[str]]:
-    """The columns of a table by name, as texts; a missing one is empty."""
+    """Return the columns of a table by name, as texts; a missing one is empty."""
     table = read_table(source, _WHERE, TableFormat())
     if not table.names or not len(table):
         raise DataError.build(

@@ -115,7 +115,7 @@ def _checked(series: ArrayLike) -> NDArray[np.float32]:
 
 
 def number_columns(source: Any) -> tuple[tuple[str, ...], NDArray[np.float64]]:
-    """The columns of a table that hold numbers, and their names; missing ones are nan.
+    """Return the columns of a table that hold numbers, and their names; missing ones are nan.
 
     >>> number_columns({"day": ["mon", "tue"], "height": [1.5, None]})
     (('height',), array([[1.5],

@@ -101,7 +101,7 @@ class Loader:
         return self._position
 
     def __len__(self) -> int:
-        """The batches of a whole epoch."""
+        """Return the batches of a whole epoch."""
         whole, rest = divmod(len(self.data), self.batch_size)
         return whole if self.drop_last or not rest else whole + 1
 
@@ -153,7 +153,7 @@ class Loader:
         return self._tuner[1]
 
     def order(self) -> NDArray[np.int64]:
-        """The numbers of all samples in the order of this epoch; made once."""
+        """Return the numbers of all samples in the order of this epoch; made once."""
         samples = self._samples()
         if not self.shuffle:
             return np.arange(samples)
@@ -224,11 +224,11 @@ class Loader:
         self._epoch, self._position, self.seed = epoch, position, seed
 
     def _samples(self) -> int:
-        """The length of the data; 0 for a stream."""
+        """Return the length of the data; 0 for a stream."""
         return 0 if self.data.is_stream else len(self.data)
 
     def _shares(self) -> Iterator[Share]:
-        """This rank's parts of the batches that are left of this epoch."""
+        """Yield this rank's parts of the batches that are left of this epoch."""
         size, samples, position = self.batch_size, self._samples(), self._position
         if self.drop_last and 0 < samples < size:
             raise ConfigError.build(

@@ -289,7 +289,7 @@ def _is_bytes(array: Any) -> bool:
 
 
 def _unreadable(source: Data, indices: NDArray[np.integer], error: Exception) -> CalderaError:
-    """The error of a batch that could not be read, with the name of the sample."""
+    """Return the error of a batch that could not be read, with the name of the sample."""
     for number in indices.tolist():
         try:
             source.raw_batch(np.array([number]))
@@ -301,7 +301,7 @@ def _unreadable(source: Data, indices: NDArray[np.integer], error: Exception) ->
 def _blamed(
     stage: BatchStage, arrays: Arrays, draw: Draw, name: Callable[[int], str], error: Exception
 ) -> CalderaError:
-    """The error of a batch that a stage could not make, with the name of the sample."""
+    """Return the error of a batch that a stage could not make, with the name of the sample."""
     count = len(arrays[0]) - stage.following
     for place in range(count):
         alone = tuple(array[place : place + 1 + stage.following] for array in arrays)

@@ -228,7 +228,7 @@ def prefetched(
 
 
 def prefetch_memory() -> float:
-    """The bytes that batches that are made ahead may take.
+    """Return the bytes that batches that are made ahead may take.
 
     >>> prefetch_memory() > 1e6
     True

@@ -316,7 +316,7 @@ class PipelineStatistics:
         self.counts.update(range(len(seconds)))
 
     def text(self, stages: list[str]) -> str:
-        """A table of the stages with these names, and how it was tuned."""
+        """Return a table of the stages with these names, and how it was tuned."""
         lines = ["stage         ms a batch"]
         host = self.setting.host_stages
         for number, name in enumerate(["read", *stages]):
@@ -335,7 +335,7 @@ class PipelineStatistics:
 
 
 def _counted(count: int, noun: str) -> str:
-    """A number of things.
+    """Return a number of things.
 
     >>> _counted(1, "batch"), _counted(2, "batch"), _counted(2, "worker")
     ('1 batch', '2 batches', '2 workers')

@@ -99,7 +99,7 @@ class Data(ABC):
 
     @checked
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """The numbers of all samples in the random order of an epoch."""
+        """Return the numbers of all samples in the random order of an epoch."""
         within(f"data.{type(self).__name__}.order", "epoch", epoch, 0, 2**63 - 1)
         return permutation(len(self), seed, epoch)
 
@@ -230,7 +230,7 @@ SCALE = 255.0
 
 
 def scaled(x: Array, scale: float | None) -> Array:
-    """A batch whose bytes are floats, unless `scale` is None.
+    """Return a batch whose bytes are floats, unless `scale` is None.
 
     >>> scaled(np.array([255], np.uint8), 255.0).tolist()
     [1.0]
@@ -241,7 +241,7 @@ def scaled(x: Array, scale: float | None) -> Array:
 
 
 def checked_scale(scale: float | None, where: str) -> float | None:
-    """A scale that a user gave.
+    """Return a scale that a user gave.
 
     >>> checked_scale(0.0, "data.ArrayData")
     Traceback (most recent call last):

@@ -362,7 +362,7 @@ def images_in_folder(folder: Path, where: str) -> list[LabelledImage]:
 
 
 def images_in_archive(path: Path, where: str) -> list[LabelledImage]:
-    """The images of a tar archive that is not compressed; its folders are the classes.
+    """Return the images of a tar archive that is not compressed; its folders are the classes.
 
     The archive is read once from end to end for the places of its files, and stays open.
     """

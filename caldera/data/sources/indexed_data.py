@@ -93,7 +93,7 @@ class ArrayData(RawData):
         return self.raw_batch(np.arange(len(self)))[-1] if len(self._arrays) > 1 else None
 
     def subset(self, numbers: Sequence[int] | NDArray[np.integer]) -> Self:
-        """The samples with these numbers, in this order; the arrays are shared.
+        """Return the samples with these numbers, in this order; the arrays are shared.
 
         >>> from caldera import data
         >>> data.ArrayData([10, 20, 30, 40]).subset([3, 1]).x.tolist()
@@ -159,7 +159,7 @@ def arrays_of_item(item: Any, where: str) -> Arrays:
 
 
 def values_in_order(given: Mapping[Any, Any], where: str) -> list[Any]:
-    """The values of a dict, those last that are targets by their names.
+    """Return the values of a dict, those last that are targets by their names.
 
     >>> values_in_order({"y": 1, "x": 2}, "fit")
     [2, 1]

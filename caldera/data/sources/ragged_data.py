@@ -190,7 +190,7 @@ class RaggedData(Data):
         return self.padded_batch(rows, self.batch_length(rows))
 
     def batch_length(self, indices: NDArray[np.integer]) -> int:
-        """The bucket in which the longest of these samples fits."""
+        """Return the bucket in which the longest of these samples fits."""
         if not len(indices):
             return self.buckets[0]
         longest = int(self.lengths[self._rows[indices]].max())
@@ -247,7 +247,7 @@ class RaggedData(Data):
         return self.batch(np.arange(len(self)))[-1]
 
     def padding(self, batch_size: int, seed: int = 0, epoch: int = 0) -> float:
-        """The part of all steps of an epoch that is padding.
+        """Return the part of all steps of an epoch that is padding.
 
         >>> import numpy as np
         >>> from caldera import data

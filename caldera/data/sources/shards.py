@@ -194,7 +194,7 @@ class Shards(RawData):
 
 
 def _mapped(path: Path, shape: tuple[int, ...] | None, dtype: DType, where: str) -> Array:
-    """The array of a file, of this shape, or of bytes of any number."""
+    """Return the array of a file, of this shape, or of bytes of any number."""
     array = map_npy(path)
     wrong_shape = array.shape != shape if shape is not None else array.ndim != 1
     if wrong_shape or array.dtype != dtype:
@@ -208,7 +208,7 @@ def _mapped(path: Path, shape: tuple[int, ...] | None, dtype: DType, where: str)
 
 
 def checksums(samples: Array) -> NDArray[np.uint32]:
-    """The CRC-32 of each sample of an array.
+    """Return the CRC-32 of each sample of an array.
 
     >>> checksums(np.array([b"a", b""], object)).tolist()
     [3904355907, 0]

@@ -31,7 +31,7 @@ _DICTIONARIES, _BATCHES = 2, 3
 
 
 def arrow_columns(content: bytes, suffix: str, where: str) -> dict[str, Any]:
-    """The columns of a file of Parquet, or of Feather (Arrow's own)."""
+    """Return the columns of a file of Parquet, or of Feather (Arrow's own)."""
     read = _parquet if suffix in PARQUET else _feather
     try:
         return table_columns(read(content, where))
@@ -43,7 +43,7 @@ def arrow_columns(content: bytes, suffix: str, where: str) -> dict[str, Any]:
 
 
 def table_columns(table: Any) -> dict[str, Any]:
-    """The columns of a table of Arrow as arrays or lists."""
+    """Return the columns of a table of Arrow as arrays or lists."""
     return {
         name: _values(column)
         for name, column in zip(table.column_names, table.columns, strict=True)
@@ -162,7 +162,7 @@ def _feather(content: bytes, where: str) -> Any:
 
 
 def _buffers(content: bytes) -> Iterator[int]:
-    """The bytes that the batches of a file take, by their headers.
+    """Yield the bytes that the batches of a file take, by their headers.
 
     The footer names the batches. It may name one several times, which is then read as often.
     """
@@ -204,7 +204,7 @@ def _target(head: bytes, at: int) -> int:
 def _structs(
     head: bytes, table: int, number: int, form: struct.Struct
 ) -> Iterator[tuple[int, ...]]:
-    """A field that is a list of structures of numbers."""
+    """Yield a field that is a list of structures of numbers."""
     if place := _field(head, table, number):
         first = _target(head, place)
         count = struct.unpack_from("<I", head, first)[0]

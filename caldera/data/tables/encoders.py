@@ -68,7 +68,7 @@ class NumberEncoder:
 
     @staticmethod
     def parse(table: Table, column: int, form: NumberFormat = AS_IN_PYTHON) -> Values:
-        """The numbers of a column; a text that is none is refused."""
+        """Return the numbers of a column; a text that is none is refused."""
         values = table.columns[column]
         if values.dtype.kind == "f":
             return values
@@ -173,7 +173,7 @@ class CategoryEncoder:
 
     @staticmethod
     def parse(table: Table, column: int, detail: str = "") -> Values:
-        """The names of categories."""
+        """Return the names of categories."""
         texts = table.texts(column)
         return objects([None if each is None else category_name(each) for each in texts])
 
@@ -267,7 +267,7 @@ class DateEncoder:
 
     @staticmethod
     def parse(table: Table, column: int, format_: str = ISO) -> Values:
-        """The dates of a column; a text that is none is refused."""
+        """Return the dates of a column; a text that is none is refused."""
         values = table.columns[column]
         if values.dtype.kind == "M":
             return values

@@ -47,11 +47,11 @@ class ColumnKind(NamedTuple):
     reason: str = ""
 
     def parse(self, table: Table, column: int) -> Values:
-        """The values of a column of this kind."""
+        """Return the values of a column of this kind."""
         return ENCODERS[self.name].parse(table, column, *filter(None, [self.detail]))
 
     def fit(self, values: Values) -> Encoder:
-        """An encoder that has learnt from values of this kind."""
+        """Return an encoder that has learnt from values of this kind."""
         return ENCODERS[self.name].fit(values, *filter(None, [self.detail]))
 
 
@@ -152,7 +152,7 @@ def _present(values: Values) -> list[str]:
 
 
 def _unless_identifier(kind: ColumnKind, name: str, numbers: Values, rows: int) -> ColumnKind:
-    """The kind, unless the numbers only count or name the rows."""
+    """Return the kind, unless the numbers only count or name the rows."""
     if (
         IDENTIFIER_NAME.search(name) is not None
         and len(numbers) == rows > _MOST_CATEGORIES

@@ -99,7 +99,7 @@ AS_IN_PYTHON = NumberFormat()
 
 
 def read_number(text: str, decimal: str) -> WrittenNumber | None:
-    """The number that a text holds with this decimal mark; None if it holds none.
+    """Return the number that a text holds with this decimal mark; None if it holds none.
 
     >>> read_number("1.250,5", ",")
     WrittenNumber(plain='1250.5', grouped=True, unit='', places=1)
@@ -242,7 +242,7 @@ def format_of(texts: Iterable[str], decimal: str) -> NumberFormat:
 
 
 def typed_format(numbers: Values) -> NumberFormat:
-    """The format of numbers that were no texts: as Python writes them.
+    """Return the format of numbers that were no texts: as Python writes them.
 
     >>> typed_format(np.array([1.0, 2.0])).places, typed_format(np.array([1.5, np.nan])).places
     (0, 3)
@@ -292,14 +292,14 @@ def readings(texts: Sequence[str]) -> dict[str, Reading]:
 
 
 def written_numbers(values: Values) -> list[str]:
-    """The texts of a column that do not say that a number is missing."""
+    """Return the texts of a column that do not say that a number is missing."""
     texts = [each for each in values if each is not None]
     words = {each for each in set(texts) if not each[-1:].isdigit() and says_missing(each)}
     return [each for each in texts if each not in words] if words else texts
 
 
 def first_code(texts: Iterable[str]) -> str:
-    """The first text that is a code; empty if there is none.
+    """Return the first text that is a code; empty if there is none.
 
     >>> first_code(["10", "0.5", "007", "08"])
     '007'
@@ -374,7 +374,7 @@ def _likely_format(texts: Sequence[str]) -> NumberFormat:
 
 
 def _proven(table: Table, column: int) -> list[str]:
-    """The decimal mark that the texts of a column leave no doubt about."""
+    """Return the decimal mark that the texts of a column leave no doubt about."""
     values = table.columns[column]
     found = readings(written_numbers(values)) if values.dtype == object else {}
     return [mark for mark, (form, _) in found.items() if len(found) == 1 and _has_marks(form)]
@@ -387,8 +387,8 @@ def _has_marks(form: NumberFormat) -> bool:
 def _as_trained(
     found: dict[str, Reading], known: NumberFormat, seen: Sequence[float], prior: str | None
 ) -> Reading | None:
-    """The reading of a column in doubt that is like the training column; None if that is in doubt
-    as well: groups are believed only where the training column had them."""
+    """Return the reading of a column in doubt that is like the training column; None if that is in
+    doubt as well: groups are believed only where the training column had them."""
     mine = found[known.decimal]
     # Three digits follow each mark.
     is_usual = (

@@ -87,7 +87,7 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
 
 
 def unpacked_name(path: str | os.PathLike[str]) -> Path:
-    """The path of a file without the suffix of its compression.
+    """Return the path of a file without the suffix of its compression.
 
     >>> unpacked_name("a.csv.gz").name, unpacked_name("a.csv").name
     ('a.csv', 'a.csv')
@@ -109,7 +109,7 @@ def is_table(value: Any) -> bool:
 
 
 def read_table(source: Any, where: str, reading: TableFormat) -> Table:
-    """The table of a file, a frame, a query, columns by name or a list of rows."""
+    """Return the table of a file, a frame, a query, columns by name or a list of rows."""
     found = _read_source(source, where, reading)
     numbers = [float(each) for each in reading.marks if is_plain(each)]
     if not np.isfinite(numbers).any():
@@ -244,7 +244,7 @@ def _workbook(content: bytes, where: str, reading: TableFormat) -> Table:
 
 
 def _sheet_rows(content: bytes, where: str, reading: TableFormat) -> list[tuple[Any, ...]]:
-    """The rows of a sheet that are not empty."""
+    """Return the rows of a sheet that are not empty."""
     openpyxl = optional_import("openpyxl", "openpyxl", where)
     demand = Demand(where, len(content))
     with zipfile.ZipFile(BytesIO(content)) as archive:
@@ -273,7 +273,7 @@ def _sheet_rows(content: bytes, where: str, reading: TableFormat) -> list[tuple[
 
 
 def _json(content: bytes, where: str, reading: TableFormat) -> Table:
-    """A list of objects, an object of lists, or an object a line."""
+    """Return a list of objects, an object of lists, or an object a line."""
     try:
         text = content.decode(reading.encoding or "utf-8-sig")
         start = text.lstrip()[:1]
@@ -393,7 +393,7 @@ def _frame_columns(frame: Any) -> dict[str, Any]:
 
 
 def _hugging_face_columns(dataset: Any) -> dict[str, Any]:
-    """The columns of a data set of Hugging Face, with the names of its classes."""
+    """Return the columns of a data set of Hugging Face, with the names of its classes."""
     columns = dataset.with_format(None).to_dict()
     for name, feature in dataset.features.items():
         if hasattr(feature, "int2str"):

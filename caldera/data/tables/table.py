@@ -82,7 +82,7 @@ class Table:
     # --- columns
 
     def column(self, wanted: int | str) -> int:
-        """The number of a column, from its number or its name."""
+        """Return the number of a column, from its number or its name."""
         found = column_number(wanted, self.names, self.width, self.where)
         if isinstance(wanted, str):
             self.check_names([found])
@@ -180,7 +180,7 @@ def text_column(texts: Iterable[str], marks: Collection[str] = MARKS) -> Values:
 
 
 def texts_of_gaps(given: Sequence[Any], column: Values, rows: NDArray[np.int64]) -> dict[int, str]:
-    """The texts that became missing values of a column, by the numbers of rows."""
+    """Return the texts that became missing values of a column, by the numbers of rows."""
     if column.dtype != object:
         return {}
     words = ((place, given[place]) for place, each in enumerate(column) if each is None)
@@ -223,7 +223,7 @@ def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values
 
 
 def table_of(columns: Mapping[str, Any], where: str, marks: Collection[str] = MARKS) -> Table:
-    """A table of named columns, each an array or a list of values."""
+    """Return a table of named columns, each an array or a list of values."""
     found = {
         str(name): column_of(each, f"{where}, column {str(name)!r}", marks)
         for name, each in columns.items()
@@ -247,7 +247,7 @@ def table_of(columns: Mapping[str, Any], where: str, marks: Collection[str] = MA
 
 
 def value_text(value: Any) -> str:
-    """A value as a category is called: the same for 1 and 1.0.
+    """Return a value as a category is called: the same for 1 and 1.0.
 
     >>> value_text(1.0), value_text(0.1), value_text(np.datetime64("2024-05-01"))
     ('1', '0.1', '2024-05-01')
@@ -276,7 +276,7 @@ def _fits(values: Values) -> bool:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A value as a float, an int, a text, a date or None."""
+    """Return a value as a float, an int, a text, a date or None."""
     if value is None or type(value) in (str, float, int):
         return value
     if isinstance(value, bool | np.bool_):
@@ -311,7 +311,7 @@ def category_name(text: str) -> str:
 
 
 def objects(values: list[str | None]) -> Values:
-    """A column of texts."""
+    """Return a column of texts."""
     found = np.empty(len(values), object)
     found[:] = values
     return found
@@ -339,7 +339,7 @@ class TableRows:
     left_out: Collection[int] = ()
 
     def texts(self, column: int) -> list[str]:
-        """The texts of an input column, by its number among the inputs, for messages."""
+        """Return the texts of an input column, by its number among the inputs, for messages."""
         return [MISSING if each is None else each for each in self.table.texts(self.places[column])]
 
 

@@ -184,7 +184,7 @@ def _delimiter(text: str) -> str:
 
 
 def _other_delimiter(used: str, text: str, given: str | None) -> str:
-    """The hint for a file whose columns are divided by something else."""
+    """Return the hint for a file whose columns are divided by something else."""
     found = [each for each in (";", "\t", "|", ",") if each != used and each in text]
     if not found:
         return ""
@@ -239,7 +239,7 @@ def is_format(text: str) -> bool:
 
 
 def find_format(texts: Sequence[str]) -> Found | None:
-    """The first format in which all texts are dates.
+    """Return the first format in which all texts are dates.
 
     >>> find_format(["31/12/2024", "01/02/2025"])
     Found(format='%d/%m/%Y', other='')

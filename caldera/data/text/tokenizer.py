@@ -233,7 +233,7 @@ def _checked_texts(texts: Any, where: str) -> list[str]:
 def _byte_pairs(
     texts: Sequence[str], size: int, lowercase: bool, where: str
 ) -> tuple[list[str], list[str]]:
-    """A vocabulary of byte pairs, by number, and the pairs that make it up."""
+    """Return a vocabulary of byte pairs, by number, and the pairs that make it up."""
     package = optional_import("tokenizers", "'caldera[text]'", where)
     bytes_first = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine = package.Tokenizer(package.models.BPE())

@@ -115,7 +115,7 @@ def use_images(
 
 
 def broken_images(problems: Sequence[DataError], count: int, where: str) -> DataError:
-    """The error for images of which some, or one, cannot be read."""
+    """Return the error for images of which some, or one, cannot be read."""
     hint = "leave it out with skip_broken=True (--skip-broken)"
     if len(problems) == 1:
         return DataError(f"{problems[0]}; {hint}" if count > 1 else str(problems[0]))
@@ -188,13 +188,13 @@ class Decoder:
         self._where = where
 
     def size(self, content: bytes, name: str = "") -> ImageSize:
-        """The size of an image, which is not decoded."""
+        """Return the size of an image, which is not decoded."""
         return self._use(content, name, lambda image: ImageSize(image.height, image.width))
 
     def __call__(
         self, content: bytes, size: ImageSize, name: str = "", *, resize: bool = False
     ) -> NDArray[np.uint8]:
-        """An image as (channels, height, width)."""
+        """Return an image as (channels, height, width)."""
 
         def pixels(image: Any) -> NDArray[np.uint8]:
             found = ImageSize(image.height, image.width)

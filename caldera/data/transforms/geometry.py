@@ -29,7 +29,7 @@ Size: TypeAlias = int | tuple[int, int]
 
 
 def pair(where: str, size: Size) -> tuple[int, int]:
-    """A size as (height, width).
+    """Return a size as (height, width).
 
     >>> pair("data.Crop", 3)
     (3, 3)
@@ -44,7 +44,7 @@ def pair(where: str, size: Size) -> tuple[int, int]:
 
 
 def image_size(where: str, x: Array | Expr) -> tuple[int, int]:
-    """The height and width of a batch of images.
+    """Return the height and width of a batch of images.
 
     >>> import numpy as np
     >>> image_size("data.Crop", np.zeros((10, 3, 4, 5)))
@@ -335,7 +335,7 @@ def _floor_and_rest(xp: Any, twice: Any, length: int) -> tuple[Any, Any]:
 
 
 def _sum_dtype(dtype: np.dtype[Any]) -> str:
-    """The dtype in which four weighted pixels are added."""
+    """Return the dtype in which four weighted pixels are added."""
     if is_float(dtype):
         return "float64" if dtype == np.float64 else "float32"
     return "int32" if dtype == uint8 else "int64"

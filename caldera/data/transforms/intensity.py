@@ -278,7 +278,7 @@ class Colour(Transform):
         return _UNIT - whole, tuple((2 * whole + 1).tolist())
 
     def _whole_numbers(self, xp: Any, x: Any, factors: Any) -> Any:
-        """The changed images, with the functions of NumPy or of `op`."""
+        """Return the changed images, with the functions of NumPy or of `op`."""
         if self.brightness:
             x = xp.clip(_nearest(x * _factor(xp, x, factors, 0)), 0, 255)
         if self.contrast:
@@ -310,7 +310,7 @@ def _factor(xp: Any, x: Any, factors: Any, number: int) -> Any:
 
 
 def _nearest(product: Any) -> Any:
-    """A product with a factor, divided by 256 and rounded."""
+    """Return a product with a factor, divided by 256 and rounded."""
     return (product + _UNIT // 2) // _UNIT
 
 

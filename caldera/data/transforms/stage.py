@@ -51,10 +51,10 @@ class BatchStage(ABC):
 
     @abstractmethod
     def apply(self, arrays: Arrays, draw: Draw) -> Arrays:
-        """The changed arrays: the inputs, then the targets."""
+        """Return the changed arrays: the inputs, then the targets."""
 
     def expressions(self, arrays: Exprs, draw: LazyDraw) -> Exprs | None:
-        """The changed arrays as expressions; None if they can only be made on the host."""
+        """Return the changed arrays as expressions; None if they can only be made on the host."""
         return None
 
     @property
@@ -78,10 +78,10 @@ class Transform(BatchStage):
 
     @abstractmethod
     def __call__(self, x: Array, draw: Draw) -> Array:
-        """The changed x, from (samples, ...) to (samples, ...)."""
+        """Return the changed x, from (samples, ...) to (samples, ...)."""
 
     def lazily(self, x: Expr, draw: LazyDraw) -> Expr | None:
-        """The changed x as an expression; None if it can only be made on the host."""
+        """Return the changed x as an expression; None if it can only be made on the host."""
         return None
 
     def apply(self, arrays: Arrays, draw: Draw) -> Arrays:

@@ -164,7 +164,7 @@ def is_array(value: Any) -> bool:
 
 
 def _as_arrays(value: Any, weak: bool) -> Any:
-    """A sequence of arrays as a list; other sequences, and numbers, as arrays of NumPy."""
+    """Return a sequence of arrays as a list; other sequences, and numbers, as arrays of NumPy."""
     if isinstance(value, list | tuple):
         if any(map(is_array, value)):
             return [each if is_array(each) else _as_arrays(each, weak) for each in value]

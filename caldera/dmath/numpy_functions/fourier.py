@@ -45,7 +45,7 @@ def _(a: Any, n: Any = None, axis: Any = -1, norm: Any = None) -> Any:
 
 
 def _axes_and_lengths(a: Any, s: Any, axes: Any) -> Lengths:
-    """The axes in order, each with a length or None."""
+    """Return the axes in order, each with a length or None."""
     if axes is None:
         axes = range(a.ndim) if s is None else range(-len(s), 0)
     lengths = [None] * len(axes) if s is None else [None if n in (-1, None) else n for n in s]

@@ -13,7 +13,7 @@ from caldera.errors import ConfigError, ShapeError
 
 
 def adjoint(a: Any) -> Any:
-    """The conjugate transpose of each matrix."""
+    """Return the conjugate transpose of each matrix."""
     return op.conj(op.swapaxes(a, -1, -2))
 
 
@@ -80,7 +80,7 @@ def _(a: Any, UPLO: Any = "L") -> Any:
 
 @handles(np.linalg.eigvalsh)
 def eigvalsh(a: Any, UPLO: Any = "L") -> Any:
-    """The eigenvalues of Hermitian matrices, ascending."""
+    """Return the eigenvalues of Hermitian matrices, ascending."""
     return op.eigh(hermitian(_square(a, "np.linalg.eigvalsh"), UPLO))[0]
 
 

@@ -121,7 +121,7 @@ register({np.max: _max, np.min: _min})
 def mean(
     a: Any, axis: Any = None, dtype: Any = None, keepdims: Any = False, where: Any = None
 ) -> Any:
-    """The mean over axes, of the elements of a mask."""
+    """Return the mean over axes, of the elements of a mask."""
     if dtype is not None and np.dtype(dtype).kind in "biu" and not _count(a, axis):
         raise DtypeError.build("np.mean", expected="dtype= that has nan", got=str(dtype))
     if where is None:
@@ -181,7 +181,7 @@ def deviation(
     where: Any = None,
     correction: Any = None,
 ) -> Any:
-    """The root of the variance."""
+    """Return the root of the variance."""
     return op.sqrt(variance(a, axis, dtype, ddof, keepdims, where, correction))
 
 
@@ -220,7 +220,7 @@ def present(a: Any) -> Any:
 
 
 def filled(a: Any, value: Any) -> Any:
-    """The elements, with a value in place of nan."""
+    """Return the elements, with a value in place of nan."""
     return op.where(op.isnan(a), op.full((), value, a.dtype), a) if a.dtype.kind in "fc" else a
 
 

@@ -104,7 +104,7 @@ def _quantile(rows: Any, q: float, last: Any, broken: Any, method: str) -> Any:
 
 
 def _element(rows: Any, place: Any) -> Any:
-    """The element of each row at a place, which is the same for all rows or one for each."""
+    """Return the element of each row at a place, which is the same for all rows or one for each."""
     shape = (*rows.shape[:-1], 1)
     return op.take_along_axis(rows, op.broadcast(op.cast(place, "int64"), shape), -1)
 
@@ -225,7 +225,7 @@ def _variables(x: Any, rowvar: Any) -> Any:
 
 
 def _observation_weights(count: int, fweights: Any, aweights: Any) -> Any:
-    """The product of both kinds of weights, checked as NumPy does."""
+    """Return the product of both kinds of weights, checked as NumPy does."""
     made = None
     for name, given in (("fweights", fweights), ("aweights", aweights)):
         if given is None:

@@ -58,7 +58,7 @@ def _among_nan(choose: Function) -> Function:
 
 
 def _fmod(x: Any, y: Any) -> Any:
-    """The remainder with the sign of x."""
+    """Return the remainder with the sign of x."""
     if x.dtype.kind == "u":
         return op.mod(x, y)
     rest = op.mod(op.abs(x), op.abs(y))

@@ -80,7 +80,7 @@ class Loss(Configurable, ABC):
 
     @abstractmethod
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
-        """The loss of each of the N samples, of shape (N,)."""
+        """Return the loss of each of the N samples, of shape (N,)."""
 
     def target_spec(
         self, prediction_shape: Sequence[int], dtype: Any = "float32"
@@ -200,7 +200,7 @@ class FunctionLoss(Loss):
 
 
 def as_loss(given: str | Loss | Callable[[Expr, Expr], Expr]) -> Loss:
-    """A loss by its name, as it is, or from a function of predictions and targets.
+    """Return a loss by its name, as it is, or from a function of predictions and targets.
 
     >>> from caldera.nn.losses import as_loss
     >>> as_loss("mse")

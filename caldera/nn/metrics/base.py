@@ -97,7 +97,7 @@ class MeanMetric(Metric):
 
     @abstractmethod
     def per_sample(self, prediction: Any, target: Any) -> Expr:
-        """A number or a truth value for each of the N samples, of shape (N,)."""
+        """Return a number or a truth value for each of the N samples, of shape (N,)."""
 
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
         values = op.cast(self.per_sample(prediction, target), "float64")
@@ -121,7 +121,7 @@ class MeanMetric(Metric):
 
 
 def sample_factors(weights: Any, prediction: Any) -> Expr:
-    """The weights of the samples in float64: 1 for all if none are given."""
+    """Return the weights of the samples in float64: 1 for all if none are given."""
     count = prediction.shape[0]
     if weights is None:
         return op.broadcast(op.cast(1.0, "float64"), (count,))

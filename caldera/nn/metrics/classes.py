@@ -156,7 +156,7 @@ class ByClass(ClassMetric):
 
     @abstractmethod
     def values(self, hits: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
-        """The value for each class."""
+        """Return the value for each class."""
 
 
 @metrics.register("precision")

@@ -79,7 +79,7 @@ class Decision:
         )
 
     def position(self, shape: tuple[int, ...]) -> int:
-        """The axis of the classes, in predictions of this shape."""
+        """Return the axis of the classes, in predictions of this shape."""
         axis = self.axis
         if axis is None:
             axis = -1 if self.task is None else self.task.axis

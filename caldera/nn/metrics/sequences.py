@@ -75,7 +75,7 @@ def error_rate(found: Sequence[str], wanted: Sequence[str], unit: str = "word") 
 
 
 def _edits(found: Expr, wanted: Expr) -> Expr:
-    """The edit distance of each sample, of sequences (N, length) in which -1 is no label.
+    """Return the edit distance of each sample, of sequences (N, length) in which -1 is no label.
 
     One row of the usual table at a time. The best way along a row is a running minimum, since
     each step along it costs the same: 1 for a label, 0 for none.

@@ -218,7 +218,7 @@ def _pooled(filters: int) -> list[Layer]:
 
 
 def _module_a(pool_filters: int, name: str) -> Layer:
-    """The modules of 35 x 35: kernels of 5 x 5 and twice 3 x 3."""
+    """Return the modules of 35 x 35: kernels of 5 x 5 and twice 3 x 3."""
     return Branches(
         [
             _conv(64, 1, name="branch1x1"),
@@ -251,7 +251,7 @@ def _module_b(name: str) -> Layer:
 
 
 def _module_c(inner: int, name: str) -> Layer:
-    """The modules of 17 x 17: kernels of 7 x 7 as a row and a column."""
+    """Return the modules of 17 x 17: kernels of 7 x 7 as a row and a column."""
     return Branches(
         [
             _conv(192, 1, name="branch1x1"),
@@ -291,7 +291,7 @@ def _module_d(name: str) -> Layer:
 
 
 def _module_e(name: str) -> Layer:
-    """The modules of 8 x 8: branches that branch again."""
+    """Return the modules of 8 x 8: branches that branch again."""
 
     def split(prefix: str) -> Layer:
         return Branches([_along(384, _WIDE3, f"{prefix}a"), _along(384, _TALL3, f"{prefix}b")])

@@ -232,7 +232,7 @@ def load_huggingface(
 
 
 def _resnet_name(name: str) -> str:
-    """The name in torchvision.
+    """Return the name in torchvision.
 
     >>> _resnet_name("resnet.encoder.stages.0.layers.1.layer.0.convolution.weight")
     'layer1.1.conv1.weight'

@@ -62,8 +62,8 @@ def lstm_classifier(
 def text_classifier(
     vocabulary: int, length: int, classes: int, width: int = 64, dropout: float = 0.3
 ) -> list[Layer]:
-    """The mean of the words' vectors of `width`, and a dense layer: quick, and hard to beat on
-    short texts. Word 0 is padding and has no influence.
+    """Return the mean of the words' vectors of `width`, and a dense layer: quick, and hard to beat
+    on short texts. Word 0 is padding and has no influence.
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.text_classifier(vocabulary=1000, length=50, classes=2))
@@ -294,7 +294,7 @@ class Reader:
 
 
 def gpt(vocabulary: int, context: int = 128, **settings: Any) -> list[Layer]:
-    """A small GPT for sequences of `context` words; see `nn.models.GPT` for the settings.
+    """Return a small GPT for sequences of `context` words; see `nn.models.GPT` for the settings.
 
     `layers[-1].generate(...)` writes text.
 

@@ -400,7 +400,7 @@ class ServerOptimizer:
             copy.assign(whole.numpy())
 
     def current(self) -> np.ndarray:
-        """The parameters, as a message."""
+        """Return the parameters, as a message."""
         with self._turn:
             return self._own.packed(self._held)
 
@@ -426,7 +426,7 @@ def optimizer_assignments(optimizer: Optimizer, shards: Sequence[ServerShard]) -
 
 
 def owners(optimizer: Optimizer, shards: Sequence[ServerShard]) -> Mapping[Variable, int]:
-    """The rank that has the last word on each variable of an optimizer."""
+    """Return the rank that has the last word on each variable of an optimizer."""
     found = dict.fromkeys(optimizer.variables(), shards[0].rank)
     for shard in shards:
         for parameter in shard.parameters:

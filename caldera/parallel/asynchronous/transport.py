@@ -244,8 +244,8 @@ class ServerShard:
 
 
 def server_ranks(servers: int, ranks: int) -> list[int]:
-    """The ranks of the servers, as far from one another as may be: on several machines if there
-    are several.
+    """Return the ranks of the servers, as far from one another as may be: on several machines if
+    there are several.
 
     >>> from caldera.parallel.asynchronous.transport import server_ranks
     >>> server_ranks(1, 4), server_ranks(2, 4), server_ranks(3, 4)
@@ -329,7 +329,7 @@ class PushCodec(ABC):
             self._residuals = {shard: np.zeros(shard.size, shard.dtype) for shard in shards}
 
     def encoded(self, shard: ServerShard, gradient: np.ndarray) -> np.ndarray:
-        """The bytes of a gradient."""
+        """Return the bytes of a gradient."""
         chance = RandomStream(self._seed, self._steps, f"push to rank {shard.rank}")
         residual = self._residuals.get(shard)
         message = self._encoded(shard, gradient, residual, chance)

@@ -53,7 +53,7 @@ class PeriodicAveraging(ReplicaStrategy):
 
     @abstractmethod
     def exchanged(self) -> list[Expr]:
-        """The assignments of an exchange."""
+        """Return the assignments of an exchange."""
 
     @abstractmethod
     def whole(self, variables: Sequence[Variable]) -> list[np.ndarray]:

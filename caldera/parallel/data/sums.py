@@ -72,7 +72,7 @@ def in_backward_order(loss: Expr, parameters: Sequence[Variable]) -> list[int]:
 
 
 def buckets(values: Sequence[Expr], order: Sequence[int], bucket_bytes: int) -> list[list[int]]:
-    """The numbers of the values that travel together; see `bucket_indices`."""
+    """Return the numbers of the values that travel together; see `bucket_indices`."""
     sizes = [value.node.spec.nbytes for value in values]
     return bucket_indices(sizes, [value.dtype.name for value in values], order, bucket_bytes)
 
@@ -147,8 +147,8 @@ def allreduce_arrays(communicator: Communicator, arrays: Sequence[np.ndarray]) -
 def mean_over_ranks(
     communicator: Communicator, arrays: Sequence[np.ndarray], weight: float = 1.0
 ) -> list[np.ndarray]:
-    """The means over ranks of arrays of floats, each rank counting by its weight; if none has any,
-    all count the same. The same bits on every rank.
+    """Return the means over ranks of arrays of floats, each rank counting by its weight; if none
+    has any, all count the same. The same bits on every rank.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks

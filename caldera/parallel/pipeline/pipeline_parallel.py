@@ -306,7 +306,7 @@ class PipelineParallel(Strategy):
         found: Gradients,
         new: dict[Node, Node],
     ) -> tuple[list[Node], dict[Node, int]]:
-        """The assignments over leaves, and the stage of each leaf that belongs to one."""
+        """Return the assignments over leaves, and the stage of each leaf that belongs to one."""
         stages = {variable.node: stage for variable, stage in self._owners().items()}
         for variable, value in zip(found.variables, found.values, strict=True):
             if variable in self._stage_of:
@@ -392,7 +392,7 @@ class PipelineParallel(Strategy):
         return {each: OwnedVariable(each, axis, owner) for each, owner in self._owners().items()}
 
     def _owners(self) -> dict[Variable, int]:
-        """The stage of each variable that only one has, in the same order on all ranks."""
+        """Return the stage of each variable that only one has, in the same order on all ranks."""
         found: dict[Variable, int] = {}
         for variable, stage in self._stage_of.items():
             found[variable] = stage
@@ -412,5 +412,5 @@ class PipelineParallel(Strategy):
 
 
 def _states(part: StepProgram) -> dict[Node, Node]:
-    """The new values of variables that layers change, by the nodes of those."""
+    """Return the new values of variables that layers change, by the nodes of those."""
     return {each.node.inputs[0]: each.node.inputs[1] for each in part.context.updates}

@@ -60,7 +60,7 @@ SCHEDULES: dict[str, Callable[[int, int, int], list[Action]]] = {
 
 
 def recorded(plan: Plan) -> list[Action]:
-    """The actions of a plan, in the order in which it performs them."""
+    """Return the actions of a plan, in the order in which it performs them."""
     turns = (step.node for step in plan.schedule.steps if step.node.op is turn)
     actions = (node.attrs["action"].split() for node in turns)
     return [Action(kind, int(part)) for kind, part in actions]
@@ -105,7 +105,7 @@ def _next(
 
 
 def bubble_fraction(table: Sequence[Sequence[Action | None]]) -> float:
-    """The fraction of all slots in which a stage waits."""
+    """Return the fraction of all slots in which a stage waits."""
     everything = [action for row in table for action in row]
     return everything.count(None) / len(everything)
 

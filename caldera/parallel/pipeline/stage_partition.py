@@ -31,7 +31,7 @@ Stages = dict[Node, int]
 
 
 def stages_of(network: TracedNetwork, starts: Sequence[int]) -> Stages:
-    """The stage of each node, where stage t + 1 begins with the call number `starts[t]`."""
+    """Return the stage of each node, where stage t + 1 begins with the call number `starts[t]`."""
     free = _follows_from(network)
     found: Stages = {}
     seen: set[Node] = set()
@@ -79,7 +79,7 @@ def boundary_values(network: TracedNetwork, stages: Stages, count: int) -> list[
 
 
 def readers(network: TracedNetwork, stages: Mapping[Node, int]) -> dict[Node, set[int]]:
-    """The stages that read each node that belongs to none, such as a parameter."""
+    """Return the stages that read each node that belongs to none, such as a parameter."""
     found: dict[Node, set[int]] = {}
     for node in reversed(topological(network.roots)):
         here = {stages[node]} if node in stages else found.get(node, set())
@@ -123,7 +123,7 @@ def traced_samples(batch_size: int, pipelines: int, micro_batches: int, ranks: i
 
 
 def with_gradients(roots: Sequence[Node], trained: Collection[Node]) -> set[Node]:
-    """The nodes that depend on parameters that are trained, and these."""
+    """Return the nodes that depend on parameters that are trained, and these."""
     found: set[Node] = set()
     for node in topological(roots):
         if node in trained or not found.isdisjoint(node.inputs):

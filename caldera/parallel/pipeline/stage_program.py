@@ -112,11 +112,11 @@ class StageProgram:
     # --- facts
 
     def used_by(self) -> dict[Node, set[int]]:
-        """The stages that read each variable."""
+        """Return the stages that read each variable."""
         return readers(self.parts[0].network, self.parts[0].stages)
 
     def stage_of_state(self, variable: Node) -> int:
-        """The stage that changes a variable."""
+        """Return the stage that changes a variable."""
         first = self.parts[0]
         return first.stages.get(first.states[variable], 0)
 
@@ -359,7 +359,7 @@ def _axes(
     mesh: Mesh | None,
     communicator: Communicator | None,
 ) -> tuple[dict[str, int], Communicator]:
-    """The lengths of the axes, and the ranks."""
+    """Return the lengths of the axes, and the ranks."""
     wanted = stages if stages is None or isinstance(stages, int) else len(stages) + 1
     if mesh is None:
         given = world() if communicator is None else communicator

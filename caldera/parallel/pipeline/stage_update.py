@@ -142,7 +142,7 @@ class StageUpdate:
         return groups
 
     def _depends(self, order: Sequence[Node]) -> dict[Node, frozenset[int]]:
-        """The stages on which each node depends."""
+        """Return the stages on which each node depends."""
         found: dict[Node, frozenset[int]] = {}
         for node in order:
             if node in self._at:

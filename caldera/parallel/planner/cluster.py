@@ -47,7 +47,7 @@ class Wire(Link):
             )
 
     def summed(self, size: float, messages: float = 1) -> float:
-        """The time of messages whose numbers are added to others as they come."""
+        """Return the time of messages whose numbers are added to others as they come."""
         return messages * self.latency + size / min(self.bandwidth, self.adding)
 
     def met(self) -> Wire:
@@ -254,8 +254,8 @@ def _around(communicator: Communicator, numbers: np.ndarray) -> float:
 
 
 def _median(communicator: Communicator, work: Callable[[Communicator], None]) -> float:
-    """The median time of something in the background, on the slowest rank; of the later half, for
-    connections are made in the first rounds."""
+    """Return the median time of something in the background, on the slowest rank; of the later
+    half, for connections are made in the first rounds."""
     times: list[float] = []
     rounds = _FEWEST_ROUNDS
     while len(times) < rounds:
@@ -328,7 +328,7 @@ def flops_of(text: str, where: str = "speed") -> float:
 
 
 def rate_text(rate: float) -> str:
-    """A speed of a link, in bits.
+    """Return a speed of a link, in bits.
 
     >>> rate_text(12.5e9), rate_text(12.5e6)
     ('100 Gbit/s', '100 Mbit/s')

@@ -97,8 +97,8 @@ class CodecCost:
         return low + (high - low) * min(reached, 1.0)
 
     def cost(self, shapes: Sequence[tuple[int, ...]], ranks: int, wire: Wire) -> CollectiveCost:
-        """An exchange of gradients of these shapes in one message, without encoding and decoding
-        them."""
+        """Return an exchange of gradients of these shapes in one message, without encoding and
+        decoding them."""
         elements = sum(map(math.prod, shapes))
         if ranks == 1 or not elements:
             return CollectiveCost()
@@ -155,7 +155,7 @@ def _sparse(
 
 
 def default_codecs(wire: Wire) -> dict[str, CodecCost]:
-    """The usual compressions of gradients for a link, without what encoding takes."""
+    """Return the usual compressions of gradients for a link, without what encoding takes."""
     made = {}
     for title, (name, arguments) in DEFAULT_COMPRESSORS.items():
         given = dict(arguments)
@@ -204,7 +204,7 @@ def _measured_work(compressor: Compressor, ranks: int) -> CodecSeconds:
 
 
 def _seconds(compressor: Compressor, elements: int, ranks: int) -> float:
-    """The time that a rank's thread is given a core for an exchange."""
+    """Return the time that a rank's thread is given a core for an exchange."""
 
     def work(communicator: Communicator) -> float:
         own = type(compressor)(**compressor.arguments())

@@ -69,7 +69,7 @@ def samples_per_rank(setting: Setting, ranks: int) -> int:
 
 
 def status_sums(setting: Setting, ranks: int, algorithm: str = "auto") -> CollectiveCost:
-    """The loss and the metrics of a step, which all ranks wait for."""
+    """Return the loss and the metrics of a step, which all ranks wait for."""
     return allreduce(algorithm, STATUS_BYTES, ranks, setting.cluster)
 
 

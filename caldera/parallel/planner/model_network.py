@@ -228,7 +228,7 @@ class ModelNetwork:
         return [self._stage(units, first, last, shared) for first, last in groups]
 
     def _stage(self, units: _Units, first: int, last: int, shared: Sequence[int]) -> PipelineStage:
-        """The stage of some units."""
+        """Return the stage of some units."""
         begin, end = (self._layer_at(units, unit) for unit in (first, last))
         read_here = set(range(first, last))
         is_last = last > len(units.starts)
@@ -243,7 +243,7 @@ class ModelNetwork:
         )
 
     def _layer_at(self, units: _Units, unit: int) -> int:
-        """The number of the layer that a unit begins with."""
+        """Return the number of the layer that a unit begins with."""
         calls = [0, *units.starts, self._leaves[-1] + 1]
         return bisect_left(self._leaves, calls[unit])
 
@@ -255,7 +255,7 @@ class ModelNetwork:
     # --- what is kept
 
     def _shards(self, ranks: int, *, dense_only: bool = False) -> Sequence[float | None]:
-        """The parts of the first rank, which has most."""
+        """Return the parts of the first rank, which has most."""
         parts = self._networks(ranks, 1, dense_only=dense_only).parts if ranks > 1 else {}
         return [parts[e].node.spec.nbytes if e in parts else None for e in self._variables]
 
@@ -301,7 +301,7 @@ class ModelNetwork:
         return [found.get(each.node) or everywhere for each in variables]
 
     def _starts(self, count: int, ranks: int) -> tuple[int, ...]:
-        """The calls with which units after the first begin, of which there are enough."""
+        """Return the calls with which units after the first begin, of which there are enough."""
         return tuple(unit_starts(self._networks(ranks, 1).own.calls, count)[1:])
 
     def _cuts_of(self, count: int, ranks: int, traced: int) -> list[int]:
@@ -321,7 +321,7 @@ class ModelNetwork:
 
 
 def leaf_calls(model: Layer, calls: Sequence[LayerCall]) -> list[int]:
-    """The numbers of the calls of layers that have no others inside."""
+    """Return the numbers of the calls of layers that have no others inside."""
     return [
         place
         for place, call in enumerate(calls)

@@ -141,7 +141,7 @@ def _trial(model: Model, data: tuple[np.ndarray, ...], strategy: Strategy) -> St
 
 
 def sizes_up_to(batch: int) -> list[int]:
-    """The numbers of samples to try.
+    """Return the numbers of samples to try.
 
     >>> sizes_up_to(100)
     [1, 4, 16, 64, 100]

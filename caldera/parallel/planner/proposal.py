@@ -103,8 +103,8 @@ class Proposal:
         return families_table(self.ranking(scaling))
 
     def plot(self, path: str | PathLike[str] | None = None) -> Picture | Path:
-        """A chart over the number of ranks, which a notebook shows; with a path it is written to
-        that .svg file, and the path is returned."""
+        """Return a chart over the number of ranks, which a notebook shows; with a path it is
+        written to that .svg file, and the path is returned."""
         return plot({name: self.series(name) for name in self.scalings()}, path)
 
     def _repr_html_(self) -> str:

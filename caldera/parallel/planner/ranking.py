@@ -59,7 +59,7 @@ class Ranking:
         return [each for each in self.entries if each.prediction.refused]
 
     def families(self, entries: Iterable[RankedStrategy]) -> dict[str, RankedStrategy]:
-        """The first of each family, the chosen one before all."""
+        """Return the first of each family, the chosen one before all."""
         chosen = [self.best] if self.best in entries else []
         found: dict[str, RankedStrategy] = {}
         for entry in [*chosen, *entries]:
@@ -128,7 +128,7 @@ def what_if(ranking: Ranking) -> dict[str, float]:
 
 
 def build_strategy(way: TrainingWay, ranks: int, communicator: Communicator | None) -> Strategy:
-    """The strategy of `caldera.parallel` for a way, if there is one of that name."""
+    """Return the strategy of `caldera.parallel` for a way, if there is one of that name."""
     name, arguments = way.maker
     if not name:
         return SingleProcessStrategy()

@@ -27,7 +27,7 @@ HEAD = ("strategy", "a step", "samples/s", "speed-up", "waits", "idle", "sent", 
 
 
 def rows(ranking: Ranking) -> list[tuple[str, ...]]:
-    """The best of each family with its figures, the proposed one first."""
+    """Return the best of each family with its figures, the proposed one first."""
     chosen = ranking.families(ranking.usable()).values()
     ordered = sorted(chosen, key=lambda e: (e is not ranking.best, e.prediction.seconds))
     return [row_of(entry, ranking) for entry in ordered]
@@ -184,8 +184,8 @@ def _inexact(ranking: Ranking) -> str:
 
 
 def _rejected(ranking: Ranking) -> list[str]:
-    """A line for each family that memory limits, and one for each reason why others cannot be used
-    at all."""
+    """Return a line for each family that memory limits, and one for each reason why others cannot
+    be used at all."""
     usable = {entry.way.family for entry in ranking.usable()}
     families: dict[str, list[RankedStrategy]] = {}
     for entry in ranking.refused():
@@ -225,7 +225,7 @@ _IDEAL = CATEGORICAL[-1]
 def plot(
     series: Mapping[str, Sequence[Ranking]], path: str | PathLike[str] | None
 ) -> Picture | Path:
-    """The charts as a picture; with a path, written to an .svg file."""
+    """Return the charts as a picture; with a path, written to an .svg file."""
     charts = [chart for name, each in series.items() for chart in scaling_charts(name, each)]
     ranks = next(iter(series.values()))[-1].setting.ranks
     return figure(path, charts, f"1 to {ranks} ranks, predicted")
@@ -308,7 +308,7 @@ _NOTE = (
 
 
 def plan_page(proposal: Proposal, name: str) -> str:
-    """The text of the page about a plan for the model of that name."""
+    """Return the text of the page about a plan for the model of that name."""
     parts = list(_top(proposal, name))
     index = {}
     for scaling in proposal.scalings():

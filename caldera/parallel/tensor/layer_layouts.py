@@ -286,7 +286,7 @@ def _by_name(
 
 
 def _of_weights(meant: Meant, layer: Layer, way: str, ranks: int) -> dict[Variable, ShardLayout]:
-    """The layouts of a layer's parameters by outputs, inputs or heads."""
+    """Return the layouts of a layer's parameters by outputs, inputs or heads."""
     for each in candidates(layer, ranks):
         if each.layer is not layer:
             continue

@@ -155,7 +155,7 @@ class Hybrid(DataParallel):
         return [share if self.samples == "data" else self._of_group(share)]
 
     def _of_group(self, share: Share) -> Share:
-        """The samples of all ranks along "model"."""
+        """Return the samples of all ranks along "model"."""
         data, groups = self.mesh.coordinates["data"], self.mesh.shape["data"]
         everyone = self.communicator.size
         return Share.of(share.start, share.count, share.size, data, groups, parts=everyone)

@@ -136,7 +136,7 @@ class Swarm(Method):
         return TrialProposal(point, note=note)
 
     def _flights(self) -> dict[int, list[Trial]]:
-        """The trials of each particle."""
+        """Return the trials of each particle."""
         found: dict[int, list[Trial]] = {}
         for trial in self.trials:
             if "particle" in trial.note:

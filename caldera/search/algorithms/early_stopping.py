@@ -31,7 +31,7 @@ class _Stopper(Random):
         return (each for each in self.trials if each.number != trial.number)
 
     def others_at(self, trial: Trial, step: int) -> list[float]:
-        """The losses after this step of the rivals that came so far."""
+        """Return the losses after this step of the rivals that came so far."""
         return [self.loss_at(each, step) for each in self.rivals(trial) if len(each.curve) >= step]
 
 
@@ -70,7 +70,7 @@ class ASHA(_Stopper):
         self.factor = whole_number(factor, "factor", 2, "ASHA")
 
     def first_rung(self, trial: Trial) -> int:
-        """The step at which a trial is first compared."""
+        """Return the step at which a trial is first compared."""
         return self.least
 
     def stop(self, trial: Trial, step: int, loss: float) -> bool:

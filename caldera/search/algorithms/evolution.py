@@ -59,11 +59,11 @@ class Evolution(Method):
         return self.sample
 
     def first(self, random: np.random.Generator) -> Point:
-        """A member of the first generation."""
+        """Return a member of the first generation."""
         return self.space.draw(random)
 
     def mutated(self, point: Point, random: np.random.Generator) -> Point:
-        """A child."""
+        """Return a child."""
         return self.space.near(point, random, width=mutation_width(random))
 
 

@@ -38,7 +38,7 @@ class OptunaMethod(Method, ABC):
 
     @abstractmethod
     def sampler(self, samplers: Any, seed: int) -> Any:
-        """The sampler, with a seed."""
+        """Return the sampler, with a seed."""
 
     def prepare(self) -> None:
         if len(self.objective.modes) > 1 and not self.takes_several:

@@ -79,7 +79,7 @@ class SearchSpace:
         return found
 
     def values(self, row: np.ndarray) -> dict[str, Any]:
-        """The point of a row, whose numbers are not scaled."""
+        """Return the point of a row, whose numbers are not scaled."""
         return {
             name: kind.to_external_repr(each)
             for (name, kind), each in zip(self.distributions.items(), row.tolist(), strict=True)
@@ -176,7 +176,7 @@ class ParzenEstimator:
 
 
 def _elementwise(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
-    """A function of Python's for arrays of a few thousand numbers."""
+    """Return a function of Python's for arrays of a few thousand numbers."""
 
     def applied(values: np.ndarray) -> np.ndarray:
         return np.array([function(each) for each in values.ravel().tolist()]).reshape(values.shape)
@@ -189,7 +189,7 @@ _inverse = _elementwise(NormalDist().inv_cdf)
 
 
 def _ndtr(values: np.ndarray) -> np.ndarray:
-    """The normal distribution function."""
+    """Return the normal distribution function."""
     return 0.5 * _erfc(values * -math.sqrt(0.5))
 
 

@@ -351,7 +351,7 @@ def find_source(program: Program, values: Values, loss: Symbol) -> NonFiniteOrig
 
 
 def _live(program: Program) -> set[Node]:
-    """The nodes that depend on data or variables; constants may be infinite (masks are)."""
+    """Return the nodes that depend on data or variables; constants may be infinite (masks are)."""
     live: set[Node] = set()
     for node in program.order():
         symbol = node.attrs.get("symbol")

@@ -251,7 +251,7 @@ def _network(record: RunRecord) -> Safe:
 
 
 def _folded(record: RunRecord) -> Safe:
-    """The network as a picture, folded by layer."""
+    """Return the network as a picture, folded by layer."""
     if not record.network.blocks:
         return Safe("")
     blocks = [
@@ -282,7 +282,7 @@ def _settings(record: RunRecord) -> Safe:
 
 
 def shown_setting(value: object) -> str:
-    """The value of a setting as text."""
+    """Return the value of a setting as text."""
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, bool):

@@ -27,7 +27,7 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 
 
 def time_section(profile: ProfileRecord | None, history: History) -> Safe:
-    """The time of the epochs, of a step, and of its kernels."""
+    """Return the time of the epochs, of a step, and of its kernels."""
     top = [] if profile is None else [_step_card(profile)]
     if history.epochs and "seconds" in history:
         top.append(_epochs_chart(history))
@@ -217,7 +217,7 @@ _DEEPEST = 100
 
 
 def graph_section(record: RunRecord, picture: str | None) -> Safe:
-    """The graph as it was written and as it runs."""
+    """Return the graph as it was written and as it runs."""
     if picture is None:
         return section("graph", "Graph", note="The run has no picture of its graph.")
     profile = record.profile

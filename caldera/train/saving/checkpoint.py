@@ -67,7 +67,7 @@ def state_text(state: Mapping[str, Any]) -> str:
 
 
 def state_of(text: str) -> dict[str, Any]:
-    """The state that `state_text` wrote.
+    """Return the state that `state_text` wrote.
 
     >>> state_of(state_text({"best": float("inf")}))
     {'best': inf}
@@ -169,7 +169,7 @@ def described(array: np.ndarray) -> dict[str, Any]:
 
 
 def nbytes(description: Any, where: str) -> int:
-    """The bytes of a tensor that was described."""
+    """Return the bytes of a tensor that was described."""
     try:
         return size(tuple(description["shape"])) * canonical(description["dtype"]).itemsize
     except (CalderaError, KeyError, TypeError, ValueError) as problem:
@@ -288,11 +288,11 @@ class CheckpointFolder:
     # --- reading
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, damaged or not, the newest first."""
+        """Return the steps that have a checkpoint, damaged or not, the newest first."""
         return sorted({step for step, _ in self._found()}, reverse=True)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that verifies, or None if there has never been one.
+        """Return the newest checkpoint that verifies, or None if there has never been one.
 
         A damaged one is left out with a warning; if all are damaged, that is an error.
         """

@@ -259,7 +259,7 @@ class Checkpointer(Callback):
 
 
 def _under(folder: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors whose names begin so, by the rest of their names."""
+    """Return the tensors whose names begin so, by the rest of their names."""
     prefix = f"{folder}/"
     return {
         key.removeprefix(prefix): array for key, array in tensors.items() if key.startswith(prefix)

@@ -286,7 +286,7 @@ def settings_of(model: Model) -> dict[str, Any]:
 
 
 def _layers_of(model: Model) -> list[Any] | None:
-    """The layers of a `NeuralNetwork`; None for a model that only its own class can make."""
+    """Return the layers of a `NeuralNetwork`; None for a model that only its own class can make."""
     network = model.sequence()
     if network is None:
         return None
@@ -306,7 +306,7 @@ def read_network(content: Mapping[str, Any], where: str) -> tuple[InputSpecs, di
 
 
 def layers_from_config(config: Any, where: str) -> list[Any]:
-    """The layers that a file describes."""
+    """Return the layers that a file describes."""
     if not isinstance(config, list):
         raise DataError.build(where, expected="a list of layers", got=repr(config)[:100])
     whole = from_config({"layer": "Sequential", "layers": config})

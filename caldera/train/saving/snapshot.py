@@ -51,7 +51,7 @@ def by_name(variables: Iterable[Variable]) -> dict[str, Variable]:
 
 
 def model_variables(model: Layer) -> dict[str, Variable]:
-    """The parameters and states of a model, by name.
+    """Return the parameters and states of a model, by name.
 
     >>> import caldera as cd
     >>> from caldera import nn
@@ -131,7 +131,7 @@ def check_fit(
 def broadcast_arrays(
     communicator: Communicator, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The arrays of rank 0, on every rank; what others give is not looked at.
+    """Return the arrays of rank 0, on every rank; what others give is not looked at.
 
     >>> import numpy as np
     >>> from caldera.comm import SingleProcess

@@ -137,7 +137,7 @@ def probabilities(predictions: np.ndarray, task: PredictionKind | None) -> np.nd
 def _mistakes(
     first: int, inputs: np.ndarray, actual: np.ndarray, likely: np.ndarray
 ) -> list[MistakeRecord]:
-    """The most confident of the mistakes in a batch."""
+    """Return the most confident of the mistakes in a batch."""
     said, sure = likely.argmax(axis=1), likely.max(axis=1)
     wrong = np.flatnonzero((said != actual) & np.isfinite(sure))
     chosen = wrong[np.argsort(-sure[wrong], kind="stable")][:MOST_MISTAKES]
@@ -256,7 +256,7 @@ def _columns(model: Model, data: Dataset, score: Score) -> list[ColumnRecord]:
 
 
 def _spans(data: Dataset) -> list[FeatureSpan]:
-    """The columns of a table, each with its features; none if the samples are no rows."""
+    """Return the columns of a table, each with its features; none if the samples are no rows."""
     if len(data.shape) != 1:
         return []
     known = data.schema.spans if data.schema is not None else ()

@@ -128,7 +128,7 @@ class History(Mapping[str, list[Any]]):
         return iter(self._columns)
 
     def __len__(self) -> int:
-        """The number of columns."""
+        """Return the number of columns."""
         return len(self._columns)
 
     def __eq__(self, other: object) -> bool:
@@ -166,12 +166,12 @@ class History(Mapping[str, list[Any]]):
         return found | ({"learning_rate": rates[0]} if rates else {})
 
     def curves(self) -> tuple[list[int], dict[str, list[Any]]]:
-        """The epochs, counted from 1, and the columns of single numbers."""
+        """Return the epochs, counted from 1, and the columns of single numbers."""
         columns = {name: self._columns[name] for name in self.numbers()}
         return [epoch + 1 for epoch in self.epochs], columns
 
     def table(self) -> list[list[str]]:
-        """The header and the rows of a table of the columns of single numbers."""
+        """Return the header and the rows of a table of the columns of single numbers."""
         epochs, columns = self.curves()
         rows = [
             [str(epoch), *(shown_number(column[row]) for column in columns.values())]
@@ -220,7 +220,7 @@ class History(Mapping[str, list[Any]]):
     @classmethod
     @checked
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """The history that `to_dict` wrote.
+        """Return the history that `to_dict` wrote.
 
         >>> import caldera as cd
         >>> given = {"epochs": [0], "columns": {"loss": [0.5]}, "stopped": ""}
@@ -260,8 +260,8 @@ class History(Mapping[str, list[Any]]):
 
     @checked
     def plot(self, path: str | PathLike[str] | None = None, title: str = "") -> Picture | Path:
-        """The learning curves, which a notebook shows; with a path they are written to that .svg
-        file, which every browser opens, and the path is returned.
+        """Return the learning curves, which a notebook shows; with a path they are written to that
+        .svg file, which every browser opens, and the path is returned.
 
         >>> import tempfile
         >>> from pathlib import Path

@@ -184,7 +184,7 @@ def profile(
 
 
 def training_step(model: Model, data: Any, batch_size: int) -> tuple[Plan, dict[str, Any]]:
-    """The plan of a training step that is fed its batch, and a batch for it."""
+    """Return the plan of a training step that is fed its batch, and a batch for it."""
     source = as_data(data)
     steps = make_steps(model, source)
     batch = next(iter(Loader(source, batch_size, shuffle=False)), None)

@@ -129,14 +129,14 @@ class RunFolder:
         return record
 
     def history(self) -> History:
-        """The results of each epoch."""
+        """Return the results of each epoch."""
         content = self._read_json(HISTORY)
         if not isinstance(content, dict):
             raise DataError.build(HISTORY, expected="a history", got=repr(content)[:80])
         return History.from_dict(content)
 
     def graph(self) -> str | None:
-        """The text of the picture of the training step; None if the run has none."""
+        """Return the text of the picture of the training step; None if the run has none."""
         return self._text(GRAPH) if (self.path / GRAPH).is_file() else None
 
     def _write_json(self, name: str, content: Any) -> None:

@@ -231,7 +231,7 @@ class RunRecord:
 
 
 def environment() -> dict[str, dict[str, int | str]]:
-    """The machine, the software and Caldera itself, as what JSON can hold."""
+    """Return the machine, the software and Caldera itself, as what JSON can hold."""
     here, target, products = this_machine(), host_target(), blas()
     return {
         **_cards(),

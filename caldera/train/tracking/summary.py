@@ -188,7 +188,7 @@ def convolution_work(node: Node, tile: int = 4) -> list[WorkDepth]:
 
 
 def layer_nodes(inputs: tuple[Expr, ...], outputs: tuple[Expr, ...]) -> list[Node]:
-    """The nodes that a layer added between its inputs and its outputs."""
+    """Return the nodes that a layer added between its inputs and its outputs."""
     before = set(topological([given.node for given in inputs]))
     return [node for node in topological([e.node for e in outputs]) if node not in before]
 
@@ -279,7 +279,7 @@ _INPUT = -1
 
 
 def blocks_of(model: Model) -> list[BlockRecord]:
-    """The layers of a model for one sample, in the order in which they compute.
+    """Return the layers of a model for one sample, in the order in which they compute.
 
     >>> import caldera as cd
     >>> from caldera import nn

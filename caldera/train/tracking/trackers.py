@@ -266,7 +266,7 @@ class TensorBoard(Callback):
     # --- files
 
     def _file(self, part: str) -> EventFile:
-        """The file of training or validation, opened when it is first needed."""
+        """Return the file of training or validation, opened when it is first needed."""
         if part not in self._files:
             self._files[part] = EventFile(self.folder / part)
             if self._resumed_after:
