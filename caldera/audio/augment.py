@@ -48,7 +48,7 @@ def add_noise(samples: Any, noise: Any, snr: float, seed: int = 0) -> np.ndarray
 
 
 def change_speed(samples: Any, factor: float) -> np.ndarray:
-    """The same said `factor` times as fast, with a pitch that much higher.
+    """Return the same said `factor` times as fast, with a pitch that much higher.
 
     >>> import numpy as np
     >>> from caldera import audio

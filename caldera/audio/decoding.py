@@ -45,7 +45,7 @@ class NGram:
         self.words = len(self._counts[()]) + 1
 
     def score(self, before: Sequence[str], word: str) -> float:
-        """The logarithm of the probability that `word` follows these words of a sentence."""
+        """Return the logarithm of the probability that `word` follows these words of a sentence."""
         full = [*["<s>"] * (self.order - 1), *before]
         chance = 1.0 / self.words
         for size in range(self.order):
@@ -192,7 +192,7 @@ def _frames(logits: Any, name: str) -> np.ndarray:
 
 
 def _counted(frames: np.ndarray, lengths: Any, name: str) -> list[np.ndarray]:
-    """The frames of each sample that count."""
+    """Return the frames of each sample that count."""
     if lengths is None:
         return list(frames)
     counts = real_array_of(lengths, f"audio.{name}")

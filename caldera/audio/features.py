@@ -24,7 +24,7 @@ _TINY = float(np.finfo(np.float32).eps)
 
 
 def frame_signal(x: Any, length: int, hop: int) -> Expr:
-    """The frames of `length` samples that begin every `hop` samples: (..., frames, length).
+    """Return the frames of `length` samples that begin every `hop` samples: (..., frames, length).
 
     The last one ends before the signal does.
 
@@ -49,7 +49,7 @@ def frame_signal(x: Any, length: int, hop: int) -> Expr:
 def stft(
     x: Any, n_fft: int = 2048, hop: int | None = None, *, window: str = "hann", center: bool = True
 ) -> Expr:
-    """The short-time Fourier transform, complex: (..., frames, 1 + n_fft // 2).
+    """Return the short-time Fourier transform, complex: (..., frames, 1 + n_fft // 2).
 
     A quarter of `n_fft` is the usual `hop`. With `center`, zeros are put around the signal, so that
     frame t is about sample t * hop. librosa has frequencies first and frames last.

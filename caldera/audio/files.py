@@ -147,7 +147,7 @@ def _read_other(path: Path) -> tuple[np.ndarray, int]:
 
 
 def resample(samples: Any, old: int, new: int) -> np.ndarray:
-    """The same sound in another number of samples a second, along the last axis.
+    """Return the same sound in another number of samples a second, along the last axis.
 
     >>> import numpy as np
     >>> from caldera import audio

@@ -40,7 +40,7 @@ _LONGEST_KEY, _LONGEST_OFFSET = 4096, 20
 
 
 def read_ark(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """The entries of an archive, in order: a key and an array each.
+    """Yield the entries of an archive, in order: a key and an array each.
 
     >>> import numpy as np
     >>> from caldera.audio import kaldi
@@ -162,7 +162,7 @@ class _Reader:
         return np.frombuffer(raw, dtype).reshape(shape)
 
     def size(self) -> int:
-        """A length: its width, 4, and the number."""
+        """Return a length: its width, 4, and the number."""
         width, value = struct.unpack("<bi", self.exactly(5))
         if width != 4 or value < 0:
             raise self.refused("a length", f"{value} in {width} bytes")
@@ -246,7 +246,7 @@ def _from_bytes(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _text(reader: _Reader) -> np.ndarray:
-    """A matrix or a vector in brackets, or integers up to the end of the line."""
+    """Return a matrix or a vector in brackets, or integers up to the end of the line."""
     lines = [reader.file.readline()]
     if b"[" not in lines[0]:
         return _integers_of(reader, lines[0])

@@ -23,7 +23,7 @@ def mel_filters(
     *,
     htk: bool = False,
 ) -> np.ndarray:
-    """The weights of triangular bands, (bins, 1 + n_fft // 2), each of area 1: librosa's.
+    """Return the weights of triangular bands, (bins, 1 + n_fft // 2), each of area 1: librosa's.
 
     >>> from caldera import audio
     >>> audio.mel_filters(16000, 512, 40).shape

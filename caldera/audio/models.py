@@ -56,8 +56,8 @@ class FilterBank(nn.Layer):
 
 
 def model_input(path: str | PathLike[str], model: Model) -> np.ndarray:
-    """A sound file as a model takes it that begins with `FilterBank`: in its rate, cut or filled
-    with zeros to its length, (1, samples).
+    """Return a sound file as a model takes it that begins with `FilterBank`: in its rate, cut or
+    filled with zeros to its length, (1, samples).
 
     >>> import caldera as cd
     >>> from caldera import audio, nn
@@ -291,7 +291,7 @@ def conformer(
     dropout: float = 0.1,
     pooled: bool = False,
 ) -> Layers:
-    """A small Conformer, with learned positions.
+    """Return a small Conformer, with learned positions.
 
     >>> from caldera import audio, nn
     >>> nn.count_parameters(audio.models.conformer((98, 40), classes=10, width=64, depth=2))

@@ -210,7 +210,7 @@ def _unknown(where: str, argument: str, known: Iterable[str]) -> ArgumentError:
 
 
 def within(where: str, argument: str, value: Any, least: int, most: int) -> int:
-    """A whole number from `least` to `most`.
+    """Return a whole number from `least` to `most`.
 
     >>> within("mesh", "ranks", 0, 1, 8)
     Traceback (most recent call last):

@@ -15,7 +15,7 @@ class AssignmentError(ConfigError, AttributeError):
 
 
 def is_inside(owner: object, depth: int = 2) -> bool:
-    """True if the caller of the calling function is a method of this object.
+    """Return True if the caller of the calling function is a method of this object.
 
     >>> class Point:
     ...     def moved(self):

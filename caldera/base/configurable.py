@@ -144,7 +144,7 @@ class Adjustable(Configurable):
         vars(self)["keeps"] = keeps
 
     def _assigned(self) -> dict[str, Any]:
-        """The attributes, named as arguments are, in which it differs from one just made."""
+        """Return the attributes, named as arguments are, in which it differs from one just made."""
         args, named = self._made_with
         fresh = type(self)(*args, **named)
         names = [name for name in super().arguments() if name in vars(self) and name in vars(fresh)]
@@ -231,7 +231,7 @@ class Family(Registry[Callable[..., T]]):
         return given
 
     def name_of(self, cls: type) -> str | None:
-        """The name that files use for a class, or None if it is not registered."""
+        """Return the name that files use for a class, or None if it is not registered."""
         return next((name for name in self if self[name] is cls), None)
 
     def from_config(self, config: Mapping[str, Any]) -> T:

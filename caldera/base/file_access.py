@@ -39,7 +39,7 @@ _NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def this_user() -> int:
-    """The number of the user that this process acts for."""
+    """Return the number of the user that this process acts for."""
     return os.geteuid()
 
 
@@ -172,7 +172,7 @@ def _above_home(user: int) -> frozenset[str]:
 
 
 def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Each folder and link on the way to a path, and the path itself, from the top."""
+    """Yield each folder and link on the way to a path, and the path itself, from the top."""
     here = "/"
     yield here, os.lstat(here)
     parts = path.split("/")[::-1]
@@ -286,7 +286,7 @@ def file_name(text: str) -> str:
 
 
 def checked_file_name(text: str, where: str) -> str:
-    """The text, which has to be fit for a file name.
+    """Return the text, which has to be fit for a file name.
 
     >>> checked_file_name("a/b", "cache")
     Traceback (most recent call last):

@@ -185,7 +185,7 @@ class FileCache:
         return settings.cache_dir / self.name
 
     def path(self, key: str) -> Path:
-        """The file of an entry."""
+        """Return the file of an entry."""
         return self.folder / f"{checked_file_name(key, self.name)}{_FORMAT}"
 
     def read(self, key: str) -> bytes | None:

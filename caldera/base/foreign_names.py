@@ -326,7 +326,7 @@ def _spelt(module: str, name: str) -> str:
 
 
 def _call(value: Any) -> str:
-    """The first positional arguments of a function or class, as a call shows them."""
+    """Return the first positional arguments of a function or class, as a call shows them."""
     if not callable(value):
         return ""
     named = inspect.signature(value).parameters.values()

@@ -11,7 +11,7 @@ from html import escape
 
 
 def bytes_text(amount: float) -> str:
-    """A number of bytes.
+    """Return a number of bytes.
 
     >>> bytes_text(96), bytes_text(5 * 2**20)
     ('96 B', '5.0 MiB')
@@ -20,7 +20,7 @@ def bytes_text(amount: float) -> str:
 
 
 def flops_text(amount: float) -> str:
-    """A number of floating-point operations.
+    """Return a number of floating-point operations.
 
     >>> flops_text(180), flops_text(2.5e9)
     ('180 FLOP', '2.5 GFLOP')
@@ -29,7 +29,7 @@ def flops_text(amount: float) -> str:
 
 
 def seconds_text(amount: float) -> str:
-    """A time.
+    """Return a time.
 
     >>> seconds_text(0.0000123), seconds_text(2.0)
     ('12.3 us', '2.0 s')
@@ -51,7 +51,7 @@ def percent_text(share: float) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text, cut with an ellipsis if it has more than `most` characters.
+    """Return the text, cut with an ellipsis if it has more than `most` characters.
 
     >>> shortened("broadcast", 6)
     'broad…'
@@ -94,7 +94,7 @@ MOST_ROWS = 60
 
 
 def note(text: str, *, strong: bool = False) -> str:
-    """A line of text.
+    """Return a line of text.
 
     >>> note("a < b")
     '<p>a &lt; b</p>'
@@ -106,7 +106,7 @@ def note(text: str, *, strong: bool = False) -> str:
 def html_table(
     head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()
 ) -> str:
-    """A table; columns whose index is in `numbers` are set to the right.
+    """Return a table; columns whose index is in `numbers` are set to the right.
 
     >>> html_table(["a"], [[1]], numbers=[0]).count("text-align:right")
     2
@@ -143,7 +143,7 @@ def html_facts(values: Mapping[str, object]) -> str:
 
 
 def html_text(text: str) -> str:
-    """A text in lines, as a terminal would show it.
+    """Return a text in lines, as a terminal would show it.
 
     >>> html_text("a & b")
     '<pre>a &amp; b</pre>'

@@ -128,14 +128,14 @@ def _numbers_in(text: str) -> set[int]:
 
 
 def _usable_processors() -> set[int]:
-    """The processors, as the system numbers them, that a scheduler bound this process to."""
+    """Return the processors, as the system numbers them, that a scheduler bound this process to."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
 def _cores_of(numbers: Iterable[int], root: Path) -> set[str]:
-    """The cores that processors, as Linux numbers them, are hyper-threads of."""
+    """Return the cores that processors, as Linux numbers them, are hyper-threads of."""
     found = set()
     for number in numbers:
         name = str(number)
@@ -193,7 +193,7 @@ def available_memory() -> int:
 
 
 def usable_memory() -> int:
-    """The memory of the machine, or of the container if that has less; 0 if not known."""
+    """Return the memory of the machine, or of the container if that has less; 0 if not known."""
     found = [this_machine().memory]
     for path in _CONTAINER_LIMITS:
         # There may be no container, or one without a limit ("max").
@@ -203,7 +203,7 @@ def usable_memory() -> int:
 
 
 def _cpu_model() -> str:
-    """The model of the CPU; x86 names it in words, arm by the numbers of maker and part."""
+    """Return the model of the CPU; x86 names it in words, arm by the numbers of maker and part."""
     facts: dict[str, str] = {}
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(errors="replace")
@@ -275,7 +275,7 @@ def card_state_from(line: str) -> CardState | None:
 
 
 def answer(program: str, *arguments: str, seconds: float = 10.0) -> list[str]:
-    """The lines that another program prints; none if it is not there or does not answer."""
+    """Return the lines that another program prints; none if it is not there or does not answer."""
     path = shutil.which(program)
     done = path and run_program(path, *arguments, seconds=seconds)
     if not done or done.returncode:

@@ -58,7 +58,7 @@ def revived(value: Any, revive: Callable[[Mapping[str, Any]], Any]) -> Any:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, for `object_pairs_hook`: a name that occurs twice is a ValueError.
+    """Return an object of JSON, for `object_pairs_hook`: a name that occurs twice is a ValueError.
 
     >>> json.loads('{"a": 1, "a": 2}', object_pairs_hook=unique_keys)
     Traceback (most recent call last):
@@ -166,7 +166,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], value: Any, where: str) -> T:
-    """The value that `to_plain` wrote, of this kind.
+    """Return the value that `to_plain` wrote, of this kind.
 
     >>> from_plain(dict[str, float], {"loss": 1, "mae": "nan"}, "results")
     {'loss': 1.0, 'mae': nan}

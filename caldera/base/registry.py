@@ -80,7 +80,7 @@ MOST_NAMED = 40
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """The hint for a name that does not exist.
+    """Return the hint for a name that does not exist.
 
     >>> from caldera.base.registry import nearest
     >>> nearest("adamm", ["adam", "sgd"])

@@ -105,7 +105,7 @@ def checked_on_card(
 
 
 def written(folder: Path) -> list[Array]:
-    """The arrays that a worker wrote, in their order."""
+    """Return the arrays that a worker wrote, in their order."""
     paths = sorted(folder.glob("*.npy"))
     return [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
 

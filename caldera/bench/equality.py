@@ -204,7 +204,7 @@ def curve_limit(apart: float | None) -> float:
 
 
 def relative(value: float, reference: float) -> float:
-    """The difference, relative to the reference where that is above 1.
+    """Return the difference, relative to the reference where that is above 1.
 
     >>> relative(2.2, 2.0)
     0.10000000000000009
@@ -215,7 +215,7 @@ def relative(value: float, reference: float) -> float:
 
 
 def largest_difference(reference: Arrays, found: Arrays) -> float:
-    """The largest difference of an element, relative to the largest of its array.
+    """Return the largest difference of an element, relative to the largest of its array.
 
     >>> largest_difference([np.array([1.0, 2.0])], [np.array([1.0, 2.5])])
     0.25

@@ -241,7 +241,7 @@ def _in_precision(equality: Equality) -> list[str]:
 
 
 def mean_text(mean: Mean) -> str:
-    """A geometric mean in words."""
+    """Return a geometric mean in words."""
     return (
         f"{mean.work}, {mean.group}, {mean.setting}: {ratio_text(mean.ratio)} to the best of "
         f"{mean.peer if mean.peer != ANY else 'all peers'} (geometric mean of {mean.cases})"
@@ -249,7 +249,7 @@ def mean_text(mean: Mean) -> str:
 
 
 def facts(report: Report) -> list[str]:
-    """The lines above the tables."""
+    """Return the lines above the tables."""
     machine = report.machine
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     lines = [

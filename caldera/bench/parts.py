@@ -34,7 +34,7 @@ class OperatorPart(ABC):
 
     @abstractmethod
     def forward(self, *inputs: Array) -> Array:
-        """The result, in the dtype of the inputs."""
+        """Return the result, in the dtype of the inputs."""
 
     @abstractmethod
     def backward(self, gradient: Array, *inputs: Array) -> Sequence[Array]:
@@ -76,7 +76,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def epoch(self, samples: int, batch: int, number: int) -> Iterator[Array]:
-        """The indices of each batch; every sample once in an epoch."""
+        """Return the indices of each batch; every sample once in an epoch."""
 
 
 class CompressionPart(ABC):
@@ -122,8 +122,8 @@ class Scheme(ABC):
 
     @abstractmethod
     def gradients(self, communicator: Communicator, gradients: list[Array]) -> list[Array]:
-        """The gradients to update with. This rank's are given as its part of the whole batch's: the
-        sum over ranks is the gradient of the mean loss."""
+        """Return the gradients to update with. This rank's are given as its part of the whole
+        batch's: the sum over ranks is the gradient of the mean loss."""
 
     def weights(self, communicator: Communicator, weights: list[Array], step: int) -> list[Array]:
         """Return the weights to use after an update."""

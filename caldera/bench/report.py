@@ -28,7 +28,7 @@ _POINT, _START, _STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 
 
 def log_text(report: Report) -> str:
-    """The first training of Caldera's in a report, as lines.
+    """Return the first training of Caldera's in a report, as lines.
 
     >>> log_text(Report({}, {}, {}))
     Traceback (most recent call last):
@@ -237,7 +237,7 @@ _EXPLAINED = (
 
 
 def page(report: Report) -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     machine = report.machine
     works = report.works()
     device = machine.get("card", machine["cpu"])
@@ -369,7 +369,7 @@ def plain_lines(report: Report) -> Iterator[str]:
 
 
 def _table_tables(report: Report) -> Iterator[tuple[str, Sequence[ResultEntry]]]:
-    """The titles and entries of all tables."""
+    """Yield the titles and entries of all tables."""
     for work in report.works():
         for case, entries in report.cases(work).items():
             title = title_of(case, entries)

@@ -54,7 +54,7 @@ def _card_facts(card: CardState) -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """The packages that take part, as far as they are installed.
+    """Return the packages that take part, as far as they are installed.
 
     >>> "numpy" in package_versions()
     True
@@ -345,7 +345,7 @@ class Report:
 
 
 def _best_by_peer(rivals: Iterable[ResultEntry]) -> dict[str, ResultEntry]:
-    """The fastest entry that counts, of each peer and of all."""
+    """Return the fastest entry that counts, of each peer and of all."""
     found: dict[str, ResultEntry] = {}
     for rival in rivals:
         if not rival.counts:

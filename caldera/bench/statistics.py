@@ -40,7 +40,7 @@ class Estimate:
 
 
 def median_of(rounds: Rounds) -> Estimate:
-    """The median of all times, and its interval.
+    """Return the median of all times, and its interval.
 
     >>> median_of([[1.0, 1.1], [0.9, 1.0], [1.0, 1.2]]).value
     1.0
@@ -101,7 +101,7 @@ def paired_ratio(before: Rounds, after: Rounds) -> Estimate:
 
 
 def fast_times(rounds: Rounds) -> Values:
-    """The logarithm of each round's fast time.
+    """Return the logarithm of each round's fast time.
 
     >>> fast_times([[1.0, 5.0]] * 2).shape
     (2,)
@@ -199,7 +199,7 @@ def welch_chance(old: Sequence[float], new: Sequence[float]) -> float:
 
 
 def _both_tails(t: float, degrees: float) -> float:
-    """The chance of a t as large.
+    """Return the chance of a t as large.
 
     >>> round(_both_tails(2.228, 10), 3)
     0.05

@@ -44,7 +44,7 @@ class WorkerError(CalderaError, RuntimeError):
 
 
 def to_line(message: dict[str, Any]) -> bytes:
-    """A message as a line.
+    """Return a message as a line.
 
     >>> to_line({"do": "end"})
     b'{"do": "end"}\\n'
@@ -53,7 +53,7 @@ def to_line(message: dict[str, Any]) -> bytes:
 
 
 def from_line(line: bytes) -> dict[str, Any]:
-    """The message of a line.
+    """Return the message of a line.
 
     >>> from_line(b'{"do": "end"}')
     {'do': 'end'}
@@ -97,7 +97,7 @@ class WorkerProcess:
         self._received = b""
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """The reply to a request."""
+        """Return the reply to a request."""
         try:
             self._process.send(to_line(dict(request)))
         except OSError:
@@ -128,7 +128,7 @@ class WorkerProcess:
         return line
 
     def _died(self) -> WorkerError:
-        """The error for a process that is no more, with the last thing it said."""
+        """Return the error for a process that is no more, with the last thing it said."""
         status = exit_status(self._process, END_S)
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -168,7 +168,7 @@ class WorkerProcess:
 
 
 def hello(framework: str, options: Mapping[str, Any], threads: int) -> dict[str, Any]:
-    """The first request to a worker."""
+    """Return the first request to a worker."""
     return {"do": HELLO, "framework": framework, "options": dict(options), "threads": threads}
 
 
@@ -233,7 +233,7 @@ class WorkerHandle:
         self._process: WorkerProcess | None = None
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """The reply to a request."""
+        """Return the reply to a request."""
         if self._process is None:
             self._process = self._started()
             greeting = hello(self.contestant.framework, self._options, self._threads)

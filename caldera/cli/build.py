@@ -49,7 +49,7 @@ def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
 
 
 def choosing(options: Mapping[str, Any]) -> list[str]:
-    """The options by which results on validation data decide about the model.
+    """Return the options by which results on validation data decide about the model.
 
     >>> choosing({"keep_best": True, "schedule": "reduce_on_plateau", "epochs": 5})
     ['keep_best', 'schedule']
@@ -103,7 +103,7 @@ def make_class_weights(options: Mapping[str, Any]) -> str | dict[str, float] | N
 
 
 def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:
-    """The network that the options name, for samples like these."""
+    """Return the network that the options name, for samples like these."""
     options = resolved(options, found)
     steps = total_steps(options, len(found.train))
     spans = found.schema.category_spans if found.schema is not None else []
@@ -161,13 +161,13 @@ def make_network(
 
 
 def _own(options: Mapping[str, Any], group: str, *special: str) -> dict[str, Any]:
-    """The options of a group that were given, but for the first, which has its name."""
+    """Return the options of a group that were given, but for the first, which has its name."""
     own = (name for name in names_of([group]) if name not in (group, *special))
     return {name: options[name] for name in own if name in options}
 
 
 def make_batch_size(options: Mapping[str, Any]) -> int | optim.GrowingBatch:
-    """The batch size that the options ask for, or how it grows.
+    """Return the batch size that the options ask for, or how it grows.
 
     >>> make_batch_size({"batch_size": 32, "batch_growth": 2.0}).value
     32
@@ -199,7 +199,7 @@ def total_steps(options: Mapping[str, Any], samples: int) -> int:
 
 
 def make_loss(options: Mapping[str, Any]) -> Loss:
-    """The loss that the options name.
+    """Return the loss that the options name.
 
     >>> make_loss({"loss": "cross_entropy", "label_smoothing": 0.1}).label_smoothing
     0.1

@@ -29,7 +29,7 @@ AddFlags: TypeAlias = Callable[[Any], object]
 
 
 def flag(*names: str, **settings: Any) -> AddFlags:
-    """A flag, or an argument, as argparse's `add_argument` takes it."""
+    """Return a flag, or an argument, as argparse's `add_argument` takes it."""
     return methodcaller("add_argument", *names, **settings)
 
 

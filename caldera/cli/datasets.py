@@ -81,7 +81,7 @@ NPZ = DataSource(data.npz, {**_SPLIT, "targets": "classes"})
 
 
 def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Dataset:
-    """The data set that the options name; a table is read as the `schema` of a model says.
+    """Return the data set that the options name; a table is read as the `schema` of a model says.
 
     >>> load_data({"data": "digits", "test_part": 0.5})
     Dataset(digits: 899 samples to train, 898 to test, shape (1, 8, 8), 10 classes)
@@ -189,7 +189,7 @@ def table_input_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def column_of(text: str) -> int | str:
-    """A column by its number, or else by its name.
+    """Return a column by its number, or else by its name.
 
     >>> column_of("-1"), column_of("name")
     (-1, 'name')
@@ -253,7 +253,7 @@ def _named_augmentations(options: Mapping[str, Any], shape: tuple[int, ...]) -> 
 
 
 def augmented(found: Dataset, options: Mapping[str, Any]) -> Dataset:
-    """The data set with the random changes to training images that the options ask for.
+    """Return the data set with the random changes to training images that the options ask for.
 
     >>> digits = load_data({"data": "digits"})
     >>> augmented(digits, {"augment": ["crop", "flip"], "rotate": 10.0}).train

@@ -36,25 +36,25 @@ class OptionType(ABC):
 
     @abstractmethod
     def accept(self, value: Any) -> Any:
-        """The value as this kind holds it; ValueError if it is none."""
+        """Return the value as this kind holds it; ValueError if it is none."""
 
     def hint(self, value: Any) -> str:
         """Return a hint for a rejected value."""
         return ""
 
     def from_text(self, text: str, where: str) -> Any:
-        """The value of a flag."""
+        """Return the value of a flag."""
         try:
             return self.accept(self.read(text))
         except ValueError:
             raise self._refused(text, where) from None
 
     def optional(self, text: str | None, where: str) -> Any:
-        """The value of a flag; None if it was not given."""
+        """Return the value of a flag; None if it was not given."""
         return None if text is None else self.from_text(text, where)
 
     def checked(self, value: Any, where: str) -> Any:
-        """The value of a key in a recipe."""
+        """Return the value of a key in a recipe."""
         try:
             return self.accept(value)
         except ValueError:

@@ -51,7 +51,7 @@ class RecipeOption:
         return "--" + self.name.replace("_", "-")
 
     def read(self, value: Any) -> Any:
-        """The value of the flag: a text, or true or false."""
+        """Return the value of the flag: a text, or true or false."""
         read = self.kind.from_text if isinstance(value, str) else self.kind.checked
         return read(value, self.flag)
 
@@ -380,7 +380,7 @@ def option_flags(*groups: str) -> AddFlags:
 
 
 def option_flag(option: RecipeOption) -> AddFlags:
-    """The flag of an option, for a command or a group of its flags."""
+    """Return the flag of an option, for a command or a group of its flags."""
     default = "" if option.default is None else f" (default: {option.default})"
     kind: dict[str, Any] = {"metavar": option.kind.placeholder}
     if isinstance(option.kind, Flag):
@@ -408,5 +408,5 @@ def given_options(
 
 
 def names_of(groups: Iterable[str]) -> list[str]:
-    """The names of all options of some groups."""
+    """Return the names of all options of some groups."""
     return [option.name for group in groups for option in GROUPS[group]]

@@ -44,7 +44,7 @@ def read_inputs(
     schema: Schema | None = None,
     table: Mapping[str, Any] | None = None,
 ) -> PredictionInputs:
-    """The names of samples, and the samples in the shape that a model takes.
+    """Return the names of samples, and the samples in the shape that a model takes.
 
     The columns of a table are found with the schema of the model. `table` has the options of
     `data.table_inputs`.
@@ -105,7 +105,7 @@ def _numbered(samples: Sized) -> list[str]:
 
 
 def _last_steps(path: Path, series: Series) -> np.ndarray:
-    """The last steps of a series, from which those after them are forecast."""
+    """Return the last steps of a series, from which those after them are forecast."""
     names, found = number_columns(path)
     missing = [name for name in series.columns if name and name not in names]
     if missing or (not any(series.columns) and found.shape[1] != len(series.columns)):
@@ -205,6 +205,6 @@ def results_line(results: Mapping[str, Any]) -> str:
 
 
 def tables(results: Mapping[str, Any]) -> str:
-    """The results that are tables, such as a confusion matrix, each under its name."""
+    """Return the results that are tables, such as a confusion matrix, each under its name."""
     found = {name: np.asarray(value) for name, value in results.items() if np.ndim(value) > 0}
     return "\n".join(f"{name}\n{value}" for name, value in found.items())

@@ -179,7 +179,7 @@ def make_parsers(table: dict[str, Command]) -> tuple[Parser, dict[str, Parser]]:
 
 
 def _one_line(error: Exception) -> str:
-    """An error as one line: what Caldera raises on purpose explains itself."""
+    """Return an error as one line: what Caldera raises on purpose explains itself."""
     text = " ".join(str(error).split())
     if isinstance(error, CalderaError):
         return text

@@ -162,7 +162,7 @@ def _settings(given: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _method(given: Mapping[str, Any], where: str) -> Any:
-    """A method with its settings: method = { name = "tpe", seed = 3 }."""
+    """Return a method with its settings: method = { name = "tpe", seed = 3 }."""
     settings = dict(given)
     if "name" not in settings:
         raise ConfigError.build(
@@ -286,7 +286,7 @@ def _choice(value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
 
 
 def _layers(value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
-    """A list of layers: { layers = [1, 3], units = [64, 256], step = 64 }."""
+    """Return a list of layers: { layers = [1, 3], units = [64, 256], step = 64 }."""
     if not isinstance(kind, CountsOption):
         raise ConfigError.build(where, expected="layers only for hidden", got="layers")
     unknown = [key for key in value if key not in ("layers", "units", "step")]

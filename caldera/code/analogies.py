@@ -139,7 +139,7 @@ def _operations(words: Iterable[str]) -> Iterator[re.Match[str]]:
 
 
 def _questions(groups: Iterable[list[tuple[str, str]]]) -> Iterator[Question]:
-    """Two pairs of each group as a question."""
+    """Yield two pairs of each group as a question."""
     for pairs in groups:
         for (a, b), (c, d) in combinations(pairs, 2):
             if len({a, b, c, d}) == 4:
@@ -147,7 +147,7 @@ def _questions(groups: Iterable[list[tuple[str, str]]]) -> Iterator[Question]:
 
 
 def _types(words: Iterable[str]) -> Iterator[Question]:
-    """Two operations with two types, on the same kinds of operands."""
+    """Yield two operations with two types, on the same kinds of operands."""
     rows: dict[str, dict[tuple[str, str], dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for each in _operations(words):
         rows[each["operands"]][each["name"], each["options"]][each["type"]] = each.string
@@ -194,7 +194,7 @@ def _conversions(words: Iterable[str]) -> Iterator[Question]:
 
 
 def _structures(words: Iterable[str]) -> Iterator[Question]:
-    """One statement about the same members in two forms: a vector, an array, a structure."""
+    """Yield one statement about the same members in two forms: a vector, an array, a structure."""
     known = set(words)
     forms: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for word in sorted(known):

@@ -51,7 +51,7 @@ class StatementEmbedding:
         return self.vectors[self._number(statement)]
 
     def similarity(self, a: str, b: str) -> float:
-        """The cosine of the angle between two statements."""
+        """Return the cosine of the angle between two statements."""
         return float(self._directions[self._number(a)] @ self._directions[self._number(b)])
 
     def similarities(self, number: int) -> np.ndarray:

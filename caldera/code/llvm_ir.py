@@ -21,7 +21,7 @@ MOST_SECONDS = 1e6
 
 @lru_cache
 def find_clang() -> str:
-    """The newest clang on the path: `clang` itself, or the `clang-N` with the largest N."""
+    """Return the newest clang on the path: `clang` itself, or the `clang-N` with the largest N."""
     known = [shutil.which("clang"), *(shutil.which(f"clang-{n}") for n in range(30, 14, -1))]
     versions = {path: _version(path) for path in known if path is not None}
     if not versions:

@@ -40,7 +40,7 @@ _PARAMETER_ALIGN = re.compile(r"(?<=ptr) align \d+(?= )")
 
 
 def normalised(statement: str, structures: Mapping[str, str] | None = None) -> str:
-    """A statement as a word.
+    """Return a statement as a word.
 
     >>> normalised("%4 = add nsw i32 %3, -16, !dbg !7")
     '<%ID> = add nsw i32 <%ID>, <INT>'
@@ -146,5 +146,5 @@ class Vocabulary:
         return word in self._numbers
 
     def numbers(self, words: Iterable[str]) -> np.ndarray:
-        """The numbers of words, as int32."""
+        """Return the numbers of words, as int32."""
         return np.array([self._numbers.get(word, 0) for word in words], np.int32)

@@ -49,7 +49,7 @@ class AllreduceTuner:
     times: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def for_bytes(self, comm: Communicator, nbytes: int) -> str:
-        """The algorithm for buffers of about that size. Called by all ranks together."""
+        """Return the algorithm for buffers of about that size. Called by all ranks together."""
         if settings.deterministic or comm.size == 1:
             # Measurements vary from run to run, and the order of a sum would vary with them.
             return default_algorithm(np.empty(nbytes, np.uint8), "sum")
@@ -128,7 +128,7 @@ def _seconds(comm: Communicator, buffer: np.ndarray) -> float:
 
 
 def candidates(comm: Communicator, size: int) -> list[str]:
-    """The algorithms that can be the fastest for a size, the likely ones first.
+    """Return the algorithms that can be the fastest for a size, the likely ones first.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> run_virtual_ranks(3, lambda comm: candidates(comm, 1 << 22))[0]
@@ -161,7 +161,7 @@ _TIMES = FileCache("allreduce")
 
 
 def machine_key(comm: Communicator) -> str:
-    """All that the times depend on: the ranks, their machines and their way of talking."""
+    """Return all that the times depend on: the ranks, their machines and their way of talking."""
     here = this_machine()
     facts = {
         "format": FORMAT,

@@ -213,7 +213,7 @@ class Communicator(PointToPoint):
         return self._own_group(0, self.rank)
 
     def _own_group(self, color: int, key: int) -> Communicator:
-        """The ranks of this rank's colour, see `Split`."""
+        """Return the ranks of this rank's colour, see `Split`."""
         made = self.Split(color, key)
         assert made is not None
         return made
@@ -266,7 +266,7 @@ class Communicator(PointToPoint):
     # --- small values
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """The values of all ranks, on every rank; anything that JSON can say.
+        """Return the values of all ranks, on every rank; anything that JSON can say.
 
         >>> from caldera.comm import run_virtual_ranks
         >>> run_virtual_ranks(2, lambda comm: comm.gather_objects({"rank": comm.rank}))[0]
@@ -286,7 +286,7 @@ class Communicator(PointToPoint):
         return [json.loads(each) for each in texts]
 
     def bcast_object(self, value: Any = None, root: int = 0) -> Any:
-        """The root's value, on every rank; anything that JSON can say."""
+        """Return the root's value, on every rank; anything that JSON can say."""
         self._check_rank("bcast_object", root)
         text = _as_json("bcast_object", value) if self.rank == root else b""
         length = np.array([len(text)], np.int64)
@@ -352,7 +352,7 @@ class Communicator(PointToPoint):
 
     @abstractmethod
     def _split(self, color: int | None, key: int) -> Communicator | None:
-        """The communicator of a colour."""
+        """Return the communicator of a colour."""
 
     def _ranks_of_color(self, color: int | None, key: int) -> list[int]:
         """Return the ranks of this rank's colour by their keys; none if its colour is None."""

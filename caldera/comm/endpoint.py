@@ -281,7 +281,7 @@ class Endpoint:
 
 
 def channel_of(name: str) -> int:
-    """The number of a channel, which all ranks find for themselves.
+    """Return the number of a channel, which all ranks find for themselves.
 
     >>> channel_of("data") == channel_of("data"), channel_of("data") < 1 << 64
     (True, True)

@@ -239,5 +239,5 @@ def _nothing() -> None:
 
 
 def bytes_of(buffer: np.ndarray) -> np.ndarray:
-    """The bytes of a contiguous array, without a copy."""
+    """Return the bytes of a contiguous array, without a copy."""
     return buffer.reshape(-1).view(np.uint8)

@@ -280,7 +280,7 @@ class MpiCommunicator(Communicator):
         return _lost.is_set()
 
     def world_ranks(self) -> list[int]:
-        """The ranks of its members among all that were started."""
+        """Return the ranks of its members among all that were started."""
         everybody = mpi().COMM_WORLD.Get_group()
         return list(self.handle.Get_group().Translate_ranks(None, everybody))
 

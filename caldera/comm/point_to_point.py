@@ -93,7 +93,7 @@ class Staging:
     _written: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
 
     def read(self, buffer: np.ndarray) -> np.ndarray:
-        """A buffer with the same content."""
+        """Return a buffer with the same content."""
         if self._reaches(buffer):
             return buffer
         here = copy_to_host(buffer)

@@ -66,7 +66,7 @@ def _parts(elements: int, ranks: int) -> list[LeafRange]:
 
 
 def _subtrees(first: int, last: int, low: int, high: int) -> list[LeafRange]:
-    """The largest subtrees of (low, high) that lie wholly in a stretch, in order."""
+    """Return the largest subtrees of (low, high) that lie wholly in a stretch, in order."""
     if last <= low or high <= first or low == high:
         return []
     if first <= low and high <= last:

@@ -106,7 +106,7 @@ class DoubleBuffer:
         self._turn = 0
 
     def next(self) -> np.ndarray:
-        """The bytes that are free now, a row for each rank."""
+        """Return the bytes that are free now, a row for each rank."""
         self._turn = 1 - self._turn
         return self._memory.arrays[0][self._turn]
 

@@ -70,7 +70,7 @@ class Codec(ABC):
         return None
 
     def longest(self, count: int, dtype: DType) -> int:
-        """The most bytes that a vector of that length and dtype can take."""
+        """Return the most bytes that a vector of that length and dtype can take."""
         size = self.size(count)
         assert size is not None, "define the maximum size of a code without a fixed size"
         return size

@@ -123,7 +123,7 @@ def pack_indices(places: np.ndarray, length: int) -> np.ndarray:
 
 
 def unpack_indices(packed: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The places (int32) at the beginning of a message, and the bytes that follow."""
+    """Return the places (int32) at the beginning of a message, and the bytes that follow."""
     places, _, (taken,) = unpack([packed], [(0, length)])
     return places, packed[taken:]
 
@@ -195,7 +195,7 @@ class CompressorState:
         self._joined: dict[tuple[str, ...], np.ndarray] = {}
 
     def take(self, kind: str, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """The array of a parameter, to be changed in place; made if there is none yet."""
+        """Return the array of a parameter, to be changed in place; made if there is none yet."""
         key = (kind, name)
         if key not in self._arrays:
             self._arrays[key] = make()

@@ -312,7 +312,7 @@ class LowPrecisionWeights:
         )
 
     def store(self, name: str, weights: np.ndarray) -> np.ndarray:
-        """The weights rounded by chance, in the format's own dtype."""
+        """Return the weights rounded by chance, in the format's own dtype."""
         rounded = np.array(weights, np.float32)
         self.round(name, rounded)
         return rounded.astype(self.dtype)

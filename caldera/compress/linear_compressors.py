@@ -88,7 +88,7 @@ class PowerSGD(Compressor):
         return (rows + columns) * self.rank < rows * columns
 
     def _accumulated(self, name: str, gradient: np.ndarray) -> np.ndarray:
-        """The parameter's residual with this gradient added, as a matrix."""
+        """Return the parameter's residual with this gradient added, as a matrix."""
         residual = self._kept.like("residual", name, gradient)
         residual += gradient.reshape(-1)
         return residual.reshape(gradient.shape[0], -1)

@@ -58,8 +58,8 @@ a Neoverse N1; what counts is how they compare."""
 def predicted_seconds(
     length: int, count: int, ranks: int, bits: float, link: Link | None = None
 ) -> dict[str, float]:
-    """The time on the wire of each algorithm, for `count` of `length` elements a rank and `bits` a
-    value.
+    """Return the time on the wire of each algorithm, for `count` of `length` elements a rank and
+    `bits` a value.
 
     >>> from caldera import compress
     >>> slow = compress.Link(latency=1e-4, bandwidth=12.5e6)
@@ -120,7 +120,7 @@ def predicted_work(length: int, count: int, ranks: int) -> dict[str, float]:
 
 @lru_cache(maxsize=4096)
 def fastest(length: int, count: int, ranks: int, bits: float, link: Link | None = None) -> str:
-    """The algorithm that takes least time, on the wire and of a core.
+    """Return the algorithm that takes least time, on the wire and of a core.
 
     >>> from caldera.compress.sparse import Link, fastest
     >>> fastest(1_000_000, 31_250, ranks=8, bits=4, link=Link(latency=1e-5, bandwidth=1e9))
@@ -205,7 +205,7 @@ class SparseCodec:
     def encode(
         self, vector: SparseVector, parts: Sequence[Span], stage: int, owner: int
     ) -> list[np.ndarray]:
-        """The messages of some parts of a vector.
+        """Return the messages of some parts of a vector.
 
         `owner` is the rank by whose draws of this stage they are rounded, and who keeps the loss.
         """
@@ -229,7 +229,7 @@ class SparseCodec:
         return places, self.code.decode_all(behind, counts, dtype), counts
 
     def longest(self, part: Span) -> int:
-        """The most bytes that the message of a part can have."""
+        """Return the most bytes that the message of a part can have."""
         length = part[1] - part[0]
         return max_index_bytes(length) + self._size(length)
 

@@ -37,7 +37,7 @@ class ChartAxis:
         return math.isfinite(value) and (value > 0 or not self.log)
 
     def said(self, value: float) -> str:
-        """A value on the axis as text."""
+        """Return a value on the axis as text."""
         return f"{value:g}"
 
     def labels(self) -> list[str]:
@@ -63,16 +63,16 @@ class NameAxis(ChartAxis):
     names: tuple[str, ...] = ()
 
     def said(self, value: float) -> str:
-        """The nearest name."""
+        """Return the nearest name."""
         return self.names[min(max(round(value), 0), len(self.names) - 1)]
 
     def labels(self) -> list[str]:
-        """The names."""
+        """Return the names."""
         return list(self.names)
 
 
 def name_axis(names: Sequence[str]) -> NameAxis:
-    """An axis of these names, with half a place before the first and after the last."""
+    """Return an axis of these names, with half a place before the first and after the last."""
     count = max(len(names), 1)
     return NameAxis(-0.5, count - 0.5, tuple(map(float, range(len(names)))), names=tuple(names))
 
@@ -156,7 +156,7 @@ def _log_axis(low: float, high: float) -> ChartAxis:
 
 
 def _nice_step(rough: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is not below `rough`."""
+    """Return the smallest of 1, 2, 5 times a power of ten that is not below `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next((s * power for s in _STEPS if s * power >= rough * (1 - 1e-9)), 10 * power)
 

@@ -130,7 +130,7 @@ _CELL, _EDGE, _FOOT = 22.0, 8.0, 26.0
 
 
 def heat_map(cells: Sequence[Sequence[float]], label: str) -> Safe:
-    """The cells as a picture of a page; the darkest is the largest number.
+    """Return the cells as a picture of a page; the darkest is the largest number.
 
     >>> "differences" in heat_map([[0.0, 1.0]], "differences")
     True
@@ -205,7 +205,7 @@ def learning_curves(
 def learning_curve_charts(
     epochs: Sequence[int], columns: Mapping[str, Sequence[float]]
 ) -> list[LineChart]:
-    """The loss and the metrics over the epochs."""
+    """Return the loss and the metrics over the epochs."""
     return [_chart(name, group, epochs, columns) for name, group in _groups(columns).items()]
 
 
@@ -275,14 +275,14 @@ def _line(
 
 
 def _renamed(line: Line, quantity: str, *, labelled: bool) -> Line:
-    """The line as one of several quantities; there is no room for the last value of each."""
+    """Return the line as one of several quantities; there is no room for the last value of each."""
     if "," in line.label:
         return line
     return replace(line, label=f"{quantity}, {line.label}", last=line.last if labelled else "")
 
 
 def _with_best(line: Line) -> Line:
-    """The line with a ring at its lowest point, unless that is its end."""
+    """Return the line with a ring at its lowest point, unless that is its end."""
     points = [point for point in line.points if math.isfinite(point[1])]
     if len(points) < 2:
         return line
@@ -294,7 +294,7 @@ def _with_best(line: Line) -> Line:
 
 
 def short_number(value: float) -> str:
-    """A number as a label of a chart.
+    """Return a number as a label of a chart.
 
     >>> [short_number(each) for each in (0.123456, 12.345, 1.5e-7)]
     ['0.1235', '12.3', '1.5e-07']

@@ -80,7 +80,7 @@ class LineChart:
 
 
 def draw(chart: LineChart) -> str:
-    """The chart as SVG elements, `WIDTH` wide and `HEIGHT` high."""
+    """Return the chart as SVG elements, `WIDTH` wide and `HEIGHT` high."""
     parts = [
         element("rect", width=WIDTH, height=HEIGHT, rx=8, fill=CARD, stroke=LINE),
         _heading(chart.title, _EDGE, 27.0, 14),
@@ -98,7 +98,7 @@ def draw(chart: LineChart) -> str:
 
 
 def inline(chart: LineChart) -> Safe:
-    """The chart as a picture that fills its column of a page, in the page's colours."""
+    """Return the chart as a picture that fills its column of a page, in the page's colours."""
     return inline_svg(WIDTH, HEIGHT, draw(chart), class_="chart", label=chart.title)
 
 
@@ -113,7 +113,7 @@ def figure(
 
 
 def figure_svg(charts: Sequence[LineChart], title: str = "") -> str:
-    """The text of a picture of the charts."""
+    """Return the text of a picture of the charts."""
     columns = min(2, len(charts))
     rows = math.ceil(len(charts) / 2)
     head = 44.0 if title else _GAP

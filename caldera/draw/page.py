@@ -87,12 +87,12 @@ def facts(values: Mapping[str, object]) -> Safe:
 
 
 def card(title: str, *content: Safe, note: str = "", class_: str = "") -> Safe:
-    """A box with a title."""
+    """Return a box with a title."""
     return tag("div", *_headed("h3", title, note), *content, class_=f"card {class_}".strip())
 
 
 def section(anchor: str, title: str, *content: Safe, note: str = "") -> Safe:
-    """A part of the page that its index leads to."""
+    """Return a part of the page that its index leads to."""
     return tag("section", *_headed("h2", title, note), *content, id=anchor)
 
 
@@ -106,7 +106,7 @@ def folded(title: str, content: Safe) -> Safe:
 
 
 def share_bar(share: float, title: str, class_: str = "share") -> Safe:
-    """A bar as long as a share of its cell."""
+    """Return a bar as long as a share of its cell."""
     bar = tag("i", style=f"width:{100 * share:.1f}%")
     return tag("span", bar, class_=class_, title=title)
 
@@ -158,7 +158,7 @@ def file_beside(module: str, name: str) -> str:
 
 @cache
 def _style() -> str:
-    """The colours of both themes and the fonts, then the rules that use them."""
+    """Return the colours of both themes and the fonts, then the rules that use them."""
     light = f"color-scheme:light;{variables(LIGHT)}"
     dark = f"color-scheme:dark;{variables(DARK)}"
     return (
@@ -185,7 +185,7 @@ def _policy(script: str) -> str:
 
 
 def digest(text: str) -> str:
-    """The checksum of a script or style by which a policy names it."""
+    """Return the checksum of a script or style by which a policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

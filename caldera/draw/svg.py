@@ -91,7 +91,7 @@ _HEX = re.compile(r"#[0-9a-f]{6}\b")
 
 
 def dtype_colour(dtype: DType) -> DtypeColour:
-    """The colour of a precision."""
+    """Return the colour of a precision."""
     return _OF_DTYPE.get(dtype, INTEGER)
 
 
@@ -134,7 +134,7 @@ _NOT_IN_XML = re.compile("[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def number(value: float) -> str:
-    """A coordinate without needless digits."""
+    """Return a coordinate without needless digits."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -187,7 +187,7 @@ def path(points: Sequence[Point]) -> str:
 
 
 def picture(width: float, height: float, *children: str, **attributes: object) -> str:
-    """The text of an SVG file of this size."""
+    """Return the text of an SVG file of this size."""
     return element(
         "svg",
         *children,

@@ -72,7 +72,7 @@ class Argument:
 
     @classmethod
     def of(cls, name: str, spec: Spec, *, is_output: bool = False) -> Argument:
-        """The argument for a value of a plan."""
+        """Return the argument for a value of a plan."""
         dtype = canonical(spec.dtype).name
         known = ", ".join(C_TYPES)
         require(dtype in C_TYPES, f"export of {name}", f"one of the dtypes {known}", dtype)

@@ -192,7 +192,7 @@ class _Table:
         return csv.reader(self._file, delimiter=self._delimiter, strict=True)
 
     def _rows(self) -> Iterator[tuple[int, Row]]:
-        """Every row that is not empty, from the first on, with the number of its line."""
+        """Return every row that is not empty, from the first on, with the number of its line."""
         self._file.seek(0)
         reader = self._reader()
         return ((reader.line_num, row) for row in reader if row)
@@ -227,7 +227,7 @@ class _Table:
 
 
 def column_number(wanted: int | str, names: Sequence[str], width: int, where: str) -> int:
-    """The number of a column, from its name or a number that may count from the end.
+    """Return the number of a column, from its name or a number that may count from the end.
 
     >>> column_number("b", ["a", "b"], 2, "read_csv"), column_number(-1, [], 2, "read_csv")
     (1, 1)
@@ -296,7 +296,7 @@ def _problem(text: str, dtype: DType) -> str:
 
 
 def as_float(text: str) -> float | None:
-    """The number that a field holds, if it does; Python's 1_000 is none.
+    """Return the number that a field holds, if it does; Python's 1_000 is none.
 
     >>> as_float(" 1e3"), as_float("1_000"), as_float("")
     (1000.0, None, None)
@@ -308,7 +308,7 @@ def as_float(text: str) -> float | None:
 
 
 def _numbers_as_text(flat: NDArray[Any]) -> list[str]:
-    """The shortest text of each number that is read back as the same bits."""
+    """Return the shortest text of each number that is read back as the same bits."""
     if not is_float(flat.dtype):
         return [str(int(value)) for value in flat.tolist()]
     if flat.dtype in HALVES:

@@ -30,7 +30,7 @@ _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def varint(value: int) -> bytes:
-    """A whole number, seven bits a byte, the lowest first; negative ones as 64 bits.
+    """Return a whole number, seven bits a byte, the lowest first; negative ones as 64 bits.
 
     >>> varint(300).hex(), len(varint(-1))
     ('ac02', 10)
@@ -45,7 +45,7 @@ def varint(value: int) -> bytes:
 
 
 def whole(field: int, value: int) -> bytes:
-    """A field that is a whole number, a truth value or a member of an enumeration.
+    """Return a field that is a whole number, a truth value or a member of an enumeration.
 
     >>> whole(1, 150).hex()
     '089601'
@@ -54,24 +54,24 @@ def whole(field: int, value: int) -> bytes:
 
 
 def single(field: int, value: float) -> bytes:
-    """A field that is a number of 4 bytes."""
+    """Return a field that is a number of 4 bytes."""
     # NumPy converts too large values to infinity; struct would raise an error.
     with np.errstate(over="ignore"):
         return varint(field << 3 | _FOUR_BYTES) + np.float32(value).tobytes()
 
 
 def double(field: int, value: float) -> bytes:
-    """A field that is a number of 8 bytes."""
+    """Return a field that is a number of 8 bytes."""
     return varint(field << 3 | _EIGHT_BYTES) + struct.pack("<d", value)
 
 
 def doubles(field: int, values: Iterable[float]) -> bytes:
-    """A field that is many numbers of 8 bytes."""
+    """Return a field that is many numbers of 8 bytes."""
     return message(field, np.fromiter(values, "<f8").tobytes())
 
 
 def text(field: int, value: str) -> bytes:
-    """A field that is a text.
+    """Return a field that is a text.
 
     >>> text(2, "testing").hex()
     '120774657374696e67'
@@ -110,7 +110,7 @@ class GraphNode:
 
 
 def scalar(tag: str, value: float) -> bytes:
-    """A number."""
+    """Return a number."""
     return text(1, tag) + single(2, value)
 
 
@@ -136,7 +136,7 @@ def histogram(tag: str, values: np.ndarray) -> bytes:
 
 
 def words(tag: str, content: str) -> bytes:
-    """A text, which TensorBoard reads as Markdown."""
+    """Return a text, which TensorBoard reads as Markdown."""
     tensor = whole(1, _STRING) + message(2) + text(8, content)
     return text(1, tag) + message(8, tensor) + _metadata("text")
 
@@ -161,7 +161,7 @@ def _metadata(plugin: str, content: bytes = b"") -> bytes:
 
 
 def graph(nodes: Iterable[GraphNode]) -> bytes:
-    """A graph, as the field of an event."""
+    """Return a graph, as the field of an event."""
     return message(4, *[message(1, _node(node)) for node in nodes], message(4, whole(1, 22)))
 
 
@@ -263,7 +263,7 @@ _TABLE = tuple(map(_entry, range(256)))
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of RFC 3720.
+    """Return the checksum of RFC 3720.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -275,7 +275,7 @@ def crc32c(data: bytes) -> int:
 
 
 def record(data: bytes) -> bytes:
-    """The data as a record.
+    """Return the data as a record.
 
     >>> record(b"abc").hex()
     '0300000000000000b099490e6162636e57f121'

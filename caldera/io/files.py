@@ -97,7 +97,7 @@ def file_name_of(path: Source) -> str:
 
 
 def file_size(file: IO[Any]) -> int:
-    """The bytes of an open file.
+    """Return the bytes of an open file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryFile() as file:
@@ -111,7 +111,7 @@ def file_size(file: IO[Any]) -> int:
 
 
 def read_bounded(path: PathLike, most: int, where: str) -> bytes:
-    """The bytes of a file, if it is one and has no more than `most`.
+    """Return the bytes of a file, if it is one and has no more than `most`.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -129,7 +129,7 @@ def read_bounded(path: PathLike, most: int, where: str) -> bytes:
 
 
 def array_to_save(value: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
-    """The elements of a tensor or array in row-major order.
+    """Return the elements of a tensor or array in row-major order.
 
     >>> array_to_save(np.arange(6).reshape(2, 3).T, "save_npy").flags.c_contiguous
     True
@@ -140,7 +140,7 @@ def array_to_save(value: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:
-    """The bytes of a contiguous array, without a copy.
+    """Return the bytes of a contiguous array, without a copy.
 
     >>> bytes_of(np.array([1, 2], np.int16)).nbytes
     4
@@ -149,7 +149,7 @@ def bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def read_tensor(file: IO[bytes], shape: Shape, dtype: DType, where: str) -> Tensor:
-    """A tensor from raw elements in row-major order, straight into its memory.
+    """Return a tensor from raw elements in row-major order, straight into its memory.
 
     >>> import io
     >>> read_tensor(io.BytesIO(b"ab"), (2,), np.dtype("uint8"), "load").tolist()

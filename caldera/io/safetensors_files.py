@@ -126,7 +126,7 @@ def save_safetensors(
 
 
 def load_safetensors(path: Source) -> dict[str, Tensor]:
-    """The tensors of a file, by name. `path` may be a file that is open.
+    """Return the tensors of a file, by name. `path` may be a file that is open.
 
     >>> import tempfile, pathlib
     >>> import caldera as cd
@@ -216,7 +216,7 @@ def _check_texts(where: str, tensors: Mapping[str, object], metadata: Mapping[st
 
 
 def _read_header(file: IO[bytes], where: str) -> _Header:
-    """The header, with every statement in it compared with the size of the file."""
+    """Return the header, with every statement in it compared with the size of the file."""
     total = file_size(file)
     _refuse_pickle(file, where)
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")

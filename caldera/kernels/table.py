@@ -186,7 +186,7 @@ class KernelTable:
         return tuple(self._kernels.get((op, family), ()))
 
     def names(self, op: str, family: str) -> list[str]:
-        """The names of the kernels for an op, best guess first."""
+        """Return the names of the kernels for an op, best guess first."""
         return [kernel.name for kernel in self.kernels(op, family)]
 
 

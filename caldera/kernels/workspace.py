@@ -83,7 +83,7 @@ class BatchedNode:
 
     @classmethod
     def of(cls, node: Node) -> BatchedNode | None:
-        """The batch of a node, if there is more than one entry in it."""
+        """Return the batch of a node, if there is more than one entry in it."""
         rule = SLICED.get(node.op.name)
         if rule is None or (rule.is_sum and node.dtype not in (float32, float64)):
             return None
@@ -155,7 +155,7 @@ def best_sizes(entries: int, seconds: Mapping[int, float], between: float = 0.0)
 
 @lru_cache(maxsize=4096)
 def divided(batch: BatchedNode, slices: Slices, limit: int) -> Kernel:
-    """A kernel that runs the batch in these slices, which were chosen for this limit."""
+    """Return a kernel that runs the batch in these slices, which were chosen for this limit."""
     division = Division(batch, slices, limit)
     return Kernel(
         batch.node.op.name,

@@ -137,7 +137,7 @@ class Prepared(backend_base.BackendRep):
         self.session = session
 
     def run(self, inputs: Any, **options: Any) -> tuple[Any, ...]:
-        """The outputs for these inputs: one array, several in order, or by name."""
+        """Return the outputs for these inputs: one array, several in order, or by name."""
         return tuple(self.session.run(self._feeds(inputs)))
 
     def _feeds(self, inputs: Any) -> dict[str, Any]:
@@ -191,19 +191,19 @@ class Backend(backend_base.Backend):
     def prepare(
         cls, model: Any, device: str = "CPU", compiled: bool = True, **options: Any
     ) -> Prepared:
-        """A model that can be run many times; `compiled=False` computes call by call."""
+        """Return a model that can be run many times; `compiled=False` computes call by call."""
         return Prepared(InferenceSession(parse(model), compiled=compiled, device=_device(device)))
 
     @classmethod
     def run_model(cls, model: Any, inputs: Any, device: str = "CPU", **options: Any) -> Any:
-        """The outputs of a model, once."""
+        """Return the outputs of a model, once."""
         return cls.prepare(model, device, **options).run(inputs)
 
     @classmethod
     def run_node(
         cls, node: Any, inputs: Any, device: str = "CPU", outputs_info: Any = None, **options: Any
     ) -> Any:
-        """The outputs of a single node."""
+        """Return the outputs of a single node."""
         unknown = onnx.TypeProto()
         names = [name for name in node.input if name]
         graph = helper.make_graph(

@@ -73,7 +73,7 @@ class TestResult:
 
 
 def cases(pattern: str = "") -> list[Any]:
-    """The tests whose names contain a match of the pattern."""
+    """Return the tests whose names contain a match of the pattern."""
     loader = optional_import("onnx.backend.test.loader", PACKAGE, WHERE)
     base = optional_import("onnx.backend.test.case.base", PACKAGE, WHERE)
     # Each case is also read as text for ONNX's documentation, which takes a fifth of the time.

@@ -57,7 +57,7 @@ class Histogram:
         self.total += value
 
     def lines(self, name: str) -> list[str]:
-        """The lines of this histogram."""
+        """Return the lines of this histogram."""
         names = [*map(str, self._bounds), "+Inf"]
         buckets = [
             f'{name}_bucket{{le="{bound}"}} {count}'
@@ -158,7 +158,7 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, "caldera-serve")
 
     async def submit(self, x: np.ndarray) -> np.ndarray:
-        """The outputs for some samples, as soon as they are computed."""
+        """Return the outputs for some samples, as soon as they are computed."""
         if self.waiting and self.waiting + len(x) > self._limits.waiting:
             raise Refusal.build(
                 503,
@@ -257,7 +257,7 @@ class Batcher:
 
 
 def sizes_up_to(most: int) -> list[int]:
-    """The sizes of batches: powers of two, and the largest.
+    """Return the sizes of batches: powers of two, and the largest.
 
     >>> sizes_up_to(48)
     [1, 2, 4, 8, 16, 32, 48]

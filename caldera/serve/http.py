@@ -143,7 +143,7 @@ def plain_host(name: str) -> str:
 
 
 def checked_token(token: str) -> str:
-    """A token that a header can bring; empty if none is wanted."""
+    """Return a token that a header can bring; empty if none is wanted."""
     if token and not (token.isascii() and token.isprintable() and " " not in token):
         raise ConfigError.build(
             "serve", expected="a token of letters, digits and signs, without spaces", got="another"
@@ -174,7 +174,7 @@ class Refusal(Exception):
         hint: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> Refusal:
-        """A refusal that reads as all errors of Caldera do."""
+        """Return a refusal that reads as all errors of Caldera do."""
         text = CalderaError.build(where, expected=expected, got=got, hint=hint)
         return cls(status, str(text), headers)
 
@@ -216,7 +216,7 @@ class Answer:
 
     @classmethod
     def refused(cls, refusal: Refusal) -> Answer:
-        """The answer to a request that is refused."""
+        """Return the answer to a request that is refused."""
         body = json.dumps({"error": str(refusal)}).encode()
         return cls(refusal.status, body, headers=refusal.headers)
 
@@ -235,7 +235,7 @@ class Answer:
 
 
 def header(scope: Mapping[str, Any], name: bytes) -> str:
-    """A header of a request; empty if it has none."""
+    """Return a header of a request; empty if it has none."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
 
 

@@ -107,7 +107,7 @@ def _value(column: Column) -> Plain:
 
 
 def _predictions(contract: Contract) -> Plain:
-    """The schema of an answer."""
+    """Return the schema of an answer."""
     number = {"type": ["number", "null"]}
     one = _object({"value": number})
     if contract.classes:

@@ -18,7 +18,7 @@ _LONGEST_LINE = 120
 
 
 def page(contract: Contract) -> bytes:
-    """The page for a model."""
+    """Return the page for a model."""
     content = [
         tag("h1", contract.name),
         tag("p", _about(contract), class_="quiet"),

@@ -231,7 +231,7 @@ class RequestReader:
             raise Refusal.build(422, "body", expected="at least one sample", got="none")
 
     def _checked(self, array: np.ndarray) -> np.ndarray:
-        """The samples in the model's dtype, if that can hold them."""
+        """Return the samples in the model's dtype, if that can hold them."""
         dtype = canonical(self._contract.dtype)
         if array.dtype == dtype:
             return array

@@ -40,7 +40,7 @@ class Contract:
 
     @classmethod
     def of(cls, model: Model, name: str, class_names: Sequence[str] = ()) -> Contract:
-        """The contract of a model that has been built."""
+        """Return the contract of a model that has been built."""
         inputs = model.signature.inputs
         if len(inputs) != 1:
             raise ConfigError.build(
@@ -148,7 +148,7 @@ def json_answer(outputs: np.ndarray, contract: Contract, notes: Sequence[str] = 
 
 
 def csv_answer(outputs: np.ndarray, contract: Contract, *, keep_formulas: bool = False) -> bytes:
-    """A line of names and one for each sample, as `caldera predict` writes them."""
+    """Return a line of names and one for each sample, as `caldera predict` writes them."""
     text = io.StringIO(newline="")
     writer = TableWriter(text, keep_formulas=keep_formulas)
     schema = replace(contract.schema or Schema(), classes=contract.classes)

@@ -168,7 +168,7 @@ class NetworkEstimator(BaseEstimator, ABC):
         return rows[counting], y[counting], weights[counting]
 
     def _begin(self, rows: np.ndarray, weights: np.ndarray) -> int:
-        """A new network for rows like these; the seed of its random numbers."""
+        """Return a new network for rows like these; the seed of its random numbers."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         columns = rows.shape[1]
         shape = tuple(self.input_shape) if self.input_shape is not None else (columns,)
@@ -334,7 +334,7 @@ class CalderaClassifier(ClassifierMixin, NetworkEstimator):
         return self._partial_fit(X, y, sample_weight, known)
 
     def predict(self, X: Any) -> np.ndarray:
-        """The likeliest class of each sample."""
+        """Return the likeliest class of each sample."""
         outputs = self._network_outputs(X)
         return self.classes_[outputs.argmax(axis=1)]
 

@@ -115,14 +115,14 @@ class Trainer(BenchTask):
         self._next = 0
 
     def turn(self) -> int:
-        """The number of the next batch."""
+        """Return the number of the next batch."""
         number = self._next % len(self.given)
         self._next += 1
         return number
 
     @abstractmethod
     def gradients(self) -> tuple[float, list[Array]]:
-        """The loss on the first batch and its gradients, as Caldera orders parameters."""
+        """Return the loss on the first batch and its gradients, as Caldera orders parameters."""
 
     @abstractmethod
     def losses(self, steps: int) -> list[float]:
@@ -134,7 +134,7 @@ class Trainer(BenchTask):
 
     @abstractmethod
     def weights(self) -> list[Array]:
-        """The parameters as they are now, as Caldera orders them."""
+        """Return the parameters as they are now, as Caldera orders them."""
 
     @abstractmethod
     def load(self, weights: Sequence[Array]) -> None:
@@ -189,7 +189,7 @@ class Framework(ABC):
         return self.device != "cpu"
 
     def batches(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Batches:
-        """The batches of a case, or the first samples of each."""
+        """Return the batches of a case, or the first samples of each."""
         folder = self.options.get("data")
         return read_batches(case, Path(folder), dtype, batch) if folder else case.data(dtype, batch)
 
@@ -206,7 +206,7 @@ class Framework(ABC):
 
     @abstractmethod
     def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
-        """The network of a case with its initial weights."""
+        """Return the network of a case with its initial weights."""
 
     def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> BenchTask:
         """A user's operator as an operator of this framework; `seed` is its result's gradient."""
@@ -228,7 +228,7 @@ class Framework(ABC):
 
 
 def caldera_optimizer(rule: Rule) -> optim.Optimizer:
-    """A rule as Caldera's optimizer.
+    """Return a rule as Caldera's optimizer.
 
     >>> from caldera.bench.workloads import Rule
     >>> type(caldera_optimizer(Rule("adam", 1e-3))).__name__
@@ -247,7 +247,7 @@ def caldera_optimizer(rule: Rule) -> optim.Optimizer:
 def built(
     case: TrainingCase, dtype: str = "float32", device: str = "cpu", precision: str | None = None
 ) -> NeuralNetwork:
-    """The network of a case in Caldera, dropout off."""
+    """Return the network of a case in Caldera, dropout off."""
     model = NeuralNetwork(
         case.layers(),
         loss="cross_entropy",

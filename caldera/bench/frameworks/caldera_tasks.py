@@ -171,7 +171,7 @@ class FitTask(BenchTask):
             self._hold.fail(error)
 
     def epoch_losses(self, epochs: int) -> list[float]:
-        """The mean loss of each epoch on the different batches, from the initial weights."""
+        """Return the mean loss of each epoch on the different batches, from the initial weights."""
         model = placed(self.case, "float32", self._device, self._precision)
         data = epoch_of(self.given, len(self.given))
         history = model.fit(data, epochs=epochs, shuffle=False, verbose=0)
@@ -219,7 +219,7 @@ class _Hold(Callback):
 
 
 def placed(case: TrainingCase, dtype: str, device: str, precision: str) -> NeuralNetwork:
-    """The network of a case on a device, with the weights that all frameworks begin with."""
+    """Return the network of a case on a device, with the weights that all frameworks begin with."""
     in_half = None if precision == "float32" or dtype != "float32" else precision
     model = built(case, dtype, precision=in_half)
     if dtype != "float32":

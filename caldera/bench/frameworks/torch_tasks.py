@@ -223,7 +223,7 @@ class CapturedStep:
         note_peak(int(cuda.max_memory_allocated()))
 
     def __call__(self, x: Any, y: Any) -> Any:
-        """The step on a batch: its copy to the fixed places, and a replay."""
+        """Return the step on a batch: its copy to the fixed places, and a replay."""
         self._x.copy_(x)
         self._y.copy_(y)
         self._graph.replay()

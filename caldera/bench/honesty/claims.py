@@ -342,7 +342,7 @@ def _run(entry: dict[str, Any], hardware: Hardware, shared: Options) -> ClaimedR
 
 
 def _training(entry: dict[str, Any], hardware: Hardware, shared: Options) -> ClaimedRun:
-    """A row of the levels of training: every seed, to the target."""
+    """Return a row of the levels of training: every seed, to the target."""
     scheme = entry["scheme"]
     reached = all(each >= entry["target"] for each in entry["accuracies"])
     return ClaimedRun(

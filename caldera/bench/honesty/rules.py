@@ -116,7 +116,7 @@ def is_lower(values: Sequence[float], than: Sequence[float]) -> bool:
 
 
 def _error(values: Sequence[float]) -> float:
-    """The square of the standard error."""
+    """Return the square of the standard error."""
     return variance(values) / len(values) if len(values) > 1 else 0.0
 
 

@@ -224,7 +224,7 @@ SCHEMES: Mapping[str, Callable[[], Scheme]] = {
 
 
 def samples_of(case: LearningCase) -> DataSplits:
-    """The data set of a case in memory, in the shape its network takes."""
+    """Return the data set of a case in memory, in the shape its network takes."""
     found = data.digits() if case.dataset == "digits" else data.mnist(download=False)
     shape = (-1, *case.network.shape)
     return DataSplits(

@@ -31,16 +31,16 @@ class Learner(Protocol):
     """Weights, the gradients of a batch, and predictions; every trainer of the bench is one."""
 
     def weights(self) -> list[Array]:
-        """The parameters as they are now."""
+        """Return the parameters as they are now."""
 
     def load(self, weights: Sequence[Array]) -> None:
         """Replace the weights."""
 
     def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
-        """The mean loss of a batch, and its gradients."""
+        """Return the mean loss of a batch, and its gradients."""
 
     def predict(self, x: Array) -> Array:
-        """A score for each class."""
+        """Return a score for each class."""
 
 
 class Perceptron:
@@ -55,7 +55,7 @@ class Perceptron:
         self.load(weights)
 
     def weights(self) -> list[Array]:
-        """The parameters: matrix and bias, layer by layer."""
+        """Return the parameters: matrix and bias, layer by layer."""
         return [each.copy() for each in self._weights]
 
     def load(self, weights: Sequence[Array]) -> None:
@@ -72,7 +72,7 @@ class Perceptron:
         return values
 
     def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
-        """The mean loss of a batch, and its gradients."""
+        """Return the mean loss of a batch, and its gradients."""
         values = self._forward(np.asarray(x, np.float64))
         scores = values[-1] - values[-1].max(1, keepdims=True)
         logarithms = scores - np.log(np.exp(scores).sum(1, keepdims=True))
@@ -88,7 +88,7 @@ class Perceptron:
         return float(-logarithms[rows, y].mean()), found
 
     def predict(self, x: Array) -> Array:
-        """A score for each class."""
+        """Return a score for each class."""
         return self._forward(np.asarray(x, np.float64))[-1]
 
 
@@ -107,7 +107,7 @@ PROBLEM = TrainingCase(
 
 
 def frameworks() -> list[str]:
-    """The frameworks that are installed here, and the lean reference.
+    """Return the frameworks that are installed here, and the lean reference.
 
     >>> frameworks()[:2]
     ['reference', 'caldera']

@@ -410,7 +410,7 @@ class Energy(Measure):
 
 
 def plain_results(metrics: Sequence[Measure]) -> dict[str, Any]:
-    """The results by name, with their units, as a file has them.
+    """Return the results by name, with their units, as a file has them.
 
     >>> plain_results([Energy(Path("nowhere"))])
     {'energy': {'unit': 'J', 'value': None}}

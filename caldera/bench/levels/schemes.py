@@ -110,7 +110,7 @@ def summed(communicator: Communicator, arrays: list[Array]) -> list[Array]:
 
 
 def exchanged(communicator: Communicator, message: Array) -> list[Array]:
-    """The messages of all ranks, which may differ in length.
+    """Return the messages of all ranks, which may differ in length.
 
     >>> from caldera.comm import SingleProcess
     >>> exchanged(SingleProcess(), np.array([1, 2]))
@@ -184,7 +184,7 @@ def distributed_weights(
     batches: Sequence[tuple[Array, Array]],
     steps: int,
 ) -> list[Array]:
-    """The weights after some steps, and this rank's losses; ranks have unequal shares."""
+    """Return the weights after some steps, and this rank's losses; ranks have unequal shares."""
     weights = network.weights()
     for step in range(1, steps + 1):
         x, y = batches[(step - 1) % len(batches)]

@@ -70,7 +70,7 @@ class Difference:
 
 
 def heat_map(values: Array) -> list[list[float]]:
-    """An array of any shape as at most `CELLS` x `CELLS` maxima.
+    """Return an array of any shape as at most `CELLS` x `CELLS` maxima.
 
     >>> heat_map(np.eye(2))
     [[1.0, 0.0], [0.0, 1.0]]

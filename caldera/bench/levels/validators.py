@@ -70,7 +70,7 @@ def validate_network(
 def trajectory(
     network: Learner, optimizer: OptimizerPart, batches: Sequence[tuple[Array, Array]], steps: int
 ) -> list[list[Array]]:
-    """The weights after each step."""
+    """Return the weights after each step."""
     weights = network.weights()
     found = []
     for step in range(1, steps + 1):

@@ -72,7 +72,7 @@ def guesses(
     memory: float | None = None,
     hybrid: bool = False,
 ) -> list[Guess]:
-    """The best way for each number of ranks and its batch of all ranks together.
+    """Return the best way for each number of ranks and its batch of all ranks together.
 
     Only data parallelism unless `hybrid`: with branches there are thousands of ways to cut a
     network, and ranking them takes minutes.

@@ -54,7 +54,7 @@ class Interpreter:
         return self.narrowed(self.params[place])
 
     def narrowed(self, value: Any) -> Any:
-        """A value in the precision of products."""
+        """Return a value in the precision of products."""
         return value if self.narrow is None else value.astype(self.narrow)
 
 
@@ -79,19 +79,19 @@ class JaxLayers(LayerTranslator):
     # --- the order of axes
 
     def from_ours(self, x: Any) -> Any:
-        """A value in the order of axes that is computed with."""
+        """Return a value in the order of axes that is computed with."""
         x = self.jax.numpy.asarray(x)
         return x.transpose(0, 2, 3, 1) if self.channels_last and x.ndim == 4 else x
 
     def to_ours(self, x: Any) -> Any:
-        """A value in Caldera's order of axes."""
+        """Return a value in Caldera's order of axes."""
         return x.transpose(0, 3, 1, 2) if self.channels_last and x.ndim == 4 else x
 
     def _axis(self, axis: int, rank: int) -> int:
         return channels_last_axis(axis, rank) if self.channels_last else axis
 
     def _by_channel(self, vector: Any, rank: int) -> Any:
-        """A number for each channel, ready to be broadcast."""
+        """Return a number for each channel, ready to be broadcast."""
         shape = [1] * rank
         shape[self._axis(1, rank)] = -1
         return vector.reshape(shape)

@@ -312,7 +312,7 @@ class TorchLayers(LayerTranslator):
 
 
 def _outputs_and_last(torch: Any, result: Any) -> tuple[Any, Any]:
-    """All outputs, and the last of each direction side by side."""
+    """Return all outputs, and the last of each direction side by side."""
     outputs, last = result
     hidden = last[0] if isinstance(last, tuple) else last
     return outputs, torch.cat(tuple(hidden), dim=-1)

@@ -132,7 +132,7 @@ class LayerTranslator(ABC):
         return RULES[kind]
 
     def refuse(self, layer: nn.Layer, expected: str, got: str, hint: str = "") -> ConfigError:
-        """The error for a layer that cannot be translated; raise it."""
+        """Return the error for a layer that cannot be translated; raise it."""
         path = layer.path or type(layer).__name__
         return ConfigError.build(f"{self.where}, {path}", expected=expected, got=got, hint=hint)
 
@@ -148,7 +148,7 @@ class LayerTranslator(ABC):
         return np.array(array if axes is None else array.transpose(axes), order="C")
 
     def ours(self, variable: Variable, array: np.ndarray) -> np.ndarray:
-        """The framework's values of a variable in Caldera's shape; a copy."""
+        """Return the framework's values of a variable in Caldera's shape; a copy."""
         axes = self._axes.get(id(variable))
         return np.array(array if axes is None else array.transpose(np.argsort(axes)), order="C")
 
@@ -172,7 +172,7 @@ class LayerTranslator(ABC):
     # --- layers made of layers
 
     def identity(self, layer: nn.Layer) -> Function:
-        """A layer that only checks."""
+        """Return a layer that only checks."""
         return lambda run, x: x
 
     def neural_network(self, layer: NeuralNetwork) -> Function:
@@ -236,13 +236,13 @@ class LayerTranslator(ABC):
         return apply
 
     def gpt(self, layer: GPT) -> Function:
-        """The transformer whose last product shares the table of words."""
+        """Return the transformer whose last product shares the table of words."""
         body = self._in_order([layer.words, layer.positions, layer.drop, *layer.blocks, layer.norm])
         scores = self.scores(layer.words)
         return lambda run, words: scores(run, body(run, words))
 
     def with_heads(self, layer: GoogLeNet | Inception3) -> Function:
-        """A network that has auxiliary outputs while it trains."""
+        """Return a network that has auxiliary outputs while it trains."""
         if layer.rescale_input:
             raise self.refuse(layer, "rescale_input=False", "True", "rescale the data instead")
         body = [(each, self.translate(each)) for each in layer.body]
@@ -276,11 +276,11 @@ class LayerTranslator(ABC):
         return lambda run, x: function(x, **settings)
 
     def named_activation(self, layer: nn.Activation) -> Function:
-        """An activation by name."""
+        """Return an activation by name."""
         return self.then(self.identity(layer), layer.kind)
 
     def then(self, first: Function, activation: str | None) -> Function:
-        """A function followed by the activation of that name, if there is one."""
+        """Return a function followed by the activation of that name, if there is one."""
         if activation in (None, "linear"):
             return first
         function = self._activation(str(activation))
@@ -321,7 +321,7 @@ class LayerTranslator(ABC):
 
     @abstractmethod
     def scores(self, layer: nn.Embedding) -> Function:
-        """The product of vectors with every row of a table of words."""
+        """Return the product of vectors with every row of a table of words."""
 
 
 def groups_of(layer: nn.Conv2D | nn.DepthwiseConv2D) -> int:

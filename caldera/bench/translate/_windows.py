@@ -33,7 +33,7 @@ def jax_loop(
     reverse: bool,
     widened: Callable[[Any], Any],
 ) -> Any:
-    """One direction in JAX; `widened` is a value in the precision of sums."""
+    """Return one direction in JAX; `widened` is a value in the precision of sums."""
     jnp, sigmoid = jax.numpy, jax.nn.sigmoid
     input_weight, state_weight, input_bias, state_bias = weights
 
@@ -104,7 +104,7 @@ class WindowShape:
         return vertical, horizontal
 
     def even_padding(self) -> Pair | None:
-        """The padding as (vertical, horizontal), if for all images both ends have the same.
+        """Return the padding as (vertical, horizontal), if for all images both ends have the same.
 
         Partial windows are left out of account.
 
@@ -130,7 +130,7 @@ class WindowShape:
 
 
 def windows_of_convolution(layer: Conv2D | ConvTranspose2D | DepthwiseConv2D) -> WindowShape:
-    """The windows of a convolution, or of the one whose transpose it is."""
+    """Return the windows of a convolution, or of the one whose transpose it is."""
     return WindowShape(
         layer.path,
         as_pair(layer.kernel, "kernel", layer.path),
@@ -141,7 +141,7 @@ def windows_of_convolution(layer: Conv2D | ConvTranspose2D | DepthwiseConv2D) ->
 
 
 def windows_of_pool(layer: Pooling2D | MaxPool2D | AveragePool2D) -> WindowShape:
-    """The windows of a pool; without a stride they lie side by side."""
+    """Return the windows of a pool; without a stride they lie side by side."""
     size = as_pair(layer.size, "size", layer.path)
     stride = size if layer.stride is None else as_pair(layer.stride, "stride", layer.path)
     partial = isinstance(layer, MaxPool2D) and layer.partial_windows

@@ -65,7 +65,7 @@ class JaxNetwork:
         ]
 
     def states(self, state: JaxState) -> list[np.ndarray]:
-        """The running statistics, in the order of `model.states()`."""
+        """Return the running statistics, in the order of `model.states()`."""
         return [np.asarray(each) for each in state.statistics]
 
 
@@ -116,7 +116,7 @@ class TorchNetwork:
         self._framework.fill(states, values(states))
 
     def parameters(self) -> list[np.ndarray]:
-        """The values of the parameters."""
+        """Return the values of the parameters."""
         return self._arrays(self._framework.model.parameters(), lambda tensor: tensor)
 
     def gradients(self) -> list[np.ndarray]:
@@ -128,7 +128,7 @@ class TorchNetwork:
         )
 
     def states(self) -> list[np.ndarray]:
-        """The running statistics, in the order of `model.states()`."""
+        """Return the running statistics, in the order of `model.states()`."""
         return self._arrays(self._framework.model.states(), lambda tensor: tensor)
 
     def _arrays(

@@ -300,7 +300,7 @@ class BenchWorkload:
     left_out: str = ""
 
     def case(self, name: str) -> Case:
-        """The case of this name."""
+        """Return the case of this name."""
         return next(case for case in self.cases if case.name == name)
 
     @property

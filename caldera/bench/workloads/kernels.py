@@ -136,7 +136,7 @@ MLP_PRODUCTS: tuple[Product, ...] = tuple(
 
 
 def deepbench_convolutions() -> Iterator[Convolution]:
-    """The convolutions of DeepBench's training set, each once.
+    """Yield the convolutions of DeepBench's training set, each once.
 
     >>> len(list(deepbench_convolutions()))
     90
@@ -151,7 +151,7 @@ def deepbench_convolutions() -> Iterator[Convolution]:
 
 
 def deepbench_products() -> Iterator[Product]:
-    """The products of DeepBench's training set, each once.
+    """Yield the products of DeepBench's training set, each once.
 
     >>> len(list(deepbench_products()))
     160

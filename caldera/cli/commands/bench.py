@@ -295,7 +295,7 @@ def _precisions(arguments: argparse.Namespace, device: str) -> list[str]:
 
 
 def _names(what: str, known: Iterable[str], text: str | None, flag: str = "") -> list[str]:
-    """The different names of a flag; none if it is not given."""
+    """Return the different names of a flag; none if it is not given."""
     found = [] if text is None else Names(what, lambda: known).from_text(text, flag or f"--{what}")
     return list(dict.fromkeys(found))
 

@@ -133,7 +133,7 @@ def _wrote(name: str, write: Callable[[Path], object]) -> int:
 
 
 def _inputs(arguments: argparse.Namespace, model: Model, path: Path) -> PredictionInputs:
-    """The samples of a file or folder, with a line on stderr for each note."""
+    """Return the samples of a file or folder, with a line on stderr for each note."""
     (shape, dtype), *_ = model.signature.inputs
     table = table_input_arguments(given_options(arguments, _TABLE_OPTIONS))
     table |= {"strict": True} if arguments.strict else {}
@@ -149,7 +149,7 @@ def _inputs(arguments: argparse.Namespace, model: Model, path: Path) -> Predicti
 
 
 def _predicted(outputs: np.ndarray, schema: Schema, probabilities: bool) -> dict[str, list[str]]:
-    """The columns of predictions."""
+    """Return the columns of predictions."""
     if outputs.ndim != 2:
         raise ShapeError.build(
             "predict",
@@ -165,7 +165,7 @@ def _predicted(outputs: np.ndarray, schema: Schema, probabilities: bool) -> dict
 
 
 def _explained(model: Model, rows: TableRows | None) -> dict[str, list[str]]:
-    """A column for each of the largest contributions."""
+    """Return a column for each of the largest contributions."""
     if rows is None or model.schema is None or not model.schema.columns:
         raise UsageError.build(
             "--explain", expected="a table, and a model that was trained on one", got="another"

@@ -210,7 +210,7 @@ def direct(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
 def direct_reduce_scatter(
     comm: PointToPoint, send: np.ndarray, counts: Sequence[int], op: str
 ) -> np.ndarray:
-    """The reduction of this rank's part, in the order of the ranks."""
+    """Return the reduction of this rank's part, in the order of the ranks."""
     parts = bounds(counts)
     begin, end = parts[comm.rank]
     others = [(comm.rank + distance) % comm.size for distance in range(1, comm.size)]

@@ -48,7 +48,7 @@ def bounds(counts: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def segments(part: tuple[int, int], elements: int) -> list[tuple[int, int]]:
-    """A part in pieces of at most `elements` elements.
+    """Return a part in pieces of at most `elements` elements.
 
     >>> segments((10, 15), 2)
     [(10, 12), (12, 14), (14, 15)]
@@ -180,7 +180,7 @@ def allreduce_volume(rank: int, ranks: int, elements: int) -> MessageVolume:
 
 
 def reduce_volume(rank: int, ranks: int, root: int, elements: int) -> MessageVolume:
-    """A reduce-scatter, and the parts to the root.
+    """Return a reduce-scatter, and the parts to the root.
 
     >>> reduce_volume(0, 4, 0, 1000)
     MessageVolume(messages=3, sent=750, received=1500)

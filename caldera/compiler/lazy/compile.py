@@ -56,7 +56,7 @@ class CompileOptions:
 
 
 def plan_on(program: Program, place: Device, options: CompileOptions) -> Plan:
-    """The plan of a program for one device."""
+    """Return the plan of a program for one device."""
     TABLE.load("cpu")
     TABLE.load(place.kernels)
     precision, several = options.precision, options.several_ranks
@@ -161,7 +161,7 @@ def compile_nodes(
     remember: bool = True,
     sends_from_host: bool = False,
 ) -> Plan:
-    """The plan for these outputs and assignments: one that exists, or a new one.
+    """Return the plan for these outputs and assignments: one that exists, or a new one.
 
     With `sends_from_host` all that ranks run together is pinned to the host, where a token keeps
     its order: then a rank's program may have parts on several devices.
@@ -202,7 +202,7 @@ def _placed_plan(
     options: CompileOptions,
     sends_from_host: bool,
 ) -> Plan:
-    """The plan of a program that several devices have a part in."""
+    """Return the plan of a program that several devices have a part in."""
     if options.several_ranks and not sends_from_host:
         raise DeviceError.build(
             "compile",

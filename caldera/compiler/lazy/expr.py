@@ -21,7 +21,7 @@ from caldera.errors import ConfigError, ShapeError
 
 
 def binary(make: Callable[..., Any], first: Any, second: Any) -> Expr:
-    """An op on two operands, in the dtype they share."""
+    """Return an op on two operands, in the dtype they share."""
     return Expr(make(*lift_all(first, second)))
 
 
@@ -177,15 +177,15 @@ class Expr(GraphOperand, ScalarConversions):
         return plan.run(feeds)[0]
 
     def numpy(self) -> np.ndarray:
-        """The value as a NumPy array."""
+        """Return the value as a NumPy array."""
         return self.eval().numpy()
 
     def item(self) -> Any:
-        """The value of a single element as a Python scalar."""
+        """Return the value of a single element as a Python scalar."""
         return self.eval().item()
 
     def tolist(self) -> Any:
-        """The value as nested lists."""
+        """Return the value as nested lists."""
         return self.eval().tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -65,7 +65,7 @@ Part = None | slice | AxisIndex
 
 
 def array_node(array: np.ndarray) -> Node:
-    """A node that holds an array; a number is a constant."""
+    """Return a node that holds an array; a number is a constant."""
     if array.ndim == 0:
         return constant(array.item(), canonical(array.dtype))
     # Stored on the host, and copied by a plan of another device. The default device would load the
@@ -112,7 +112,7 @@ class Index:
         return all(isinstance(self._positions(i), np.ndarray) for i in self.at)
 
     def axis_of(self, part: int) -> int:
-        """The axis of the result that a slice or a new axis became."""
+        """Return the axis of the result that a slice or a new axis became."""
         before = self.order[: self.order.index(part)]
         positions = [each for each in before if each in self.at]
         return len(before) - len(positions) + (len(self.shape) if positions else 0)

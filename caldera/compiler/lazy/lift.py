@@ -41,7 +41,7 @@ class SizesOpen:
 
 
 def as_float(node: Node) -> Node:
-    """The node, cast to float32 if it holds integers or truth values."""
+    """Return the node, cast to float32 if it holds integers or truth values."""
     return node if is_inexact(node.dtype) else cast(node, float32)
 
 
@@ -130,6 +130,6 @@ def _weak_number(value: Any) -> bool | int | float | complex | None:
 
 
 def _one_of(array: np.ndarray, value: Any) -> Any:
-    """A number as the array of these values holds: one of Python if they have no dtype."""
+    """Return a number as the array of these values holds: one of Python if they have no dtype."""
     number = array.dtype.type(0)
     return number if has_dtype(value) else number.item()

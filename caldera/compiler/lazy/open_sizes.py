@@ -38,7 +38,7 @@ class Sizes:
         self._shapes = shapes
 
     def of(self, name: str, shape: Sequence[int | None]) -> tuple[int, ...]:
-        """The shape of an input."""
+        """Return the shape of an input."""
         if isinstance(self._shapes, int):
             return tuple(self._shapes if size is None else size for size in shape)
         return self._shapes[name]
@@ -86,7 +86,7 @@ class OpenExpr(SizesOpen):
         self._plans: OpenPlan | None = None
 
     def written_for(self, sizes: Sizes) -> Any:
-        """The expression for one choice of sizes."""
+        """Return the expression for one choice of sizes."""
         waiting = [self]
         while waiting:  # without recursion: a network may have more ops than Python has frames
             last = waiting[-1]
@@ -128,7 +128,7 @@ class OpenExpr(SizesOpen):
 
 
 def open_input(name: str, shape: Sequence[int | None], dtype: Any) -> OpenExpr:
-    """An input of which some sizes are open."""
+    """Return an input of which some sizes are open."""
     known = as_shape([0 if size is None else size for size in shape], "op.input")
     wanted = tuple(None if size is None else n for size, n in zip(shape, known, strict=True))
     kind = canonical(dtype)
@@ -182,7 +182,7 @@ def sizes_open_in(arguments: Collection[Any]) -> list[OpenExpr]:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of arguments, with other values in the same lists, tuples and dicts."""
+    """Return a copy of arguments, with other values in the same lists, tuples and dicts."""
     if isinstance(value, dict):
         return {key: _mapped(each, change) for key, each in value.items()}
     if type(value) in (list, tuple):
@@ -223,7 +223,7 @@ def _results(whole: OpenExpr) -> Any:
 
 
 def takes_open_sizes(function: F) -> F:
-    """The function, noted down for later where an argument has a size that is open."""
+    """Return the function, noted down for later where an argument has a size that is open."""
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:

@@ -95,7 +95,7 @@ def pinned(device: Device | str | int) -> Iterator[None]:
 def grad(
     output: Expr, wrt: Expr | Sequence[Expr], *, seed: Any = None, unused: str = "error"
 ) -> Any:
-    """The derivative of a scalar expression with respect to others: again expressions.
+    """Return the derivative of a scalar expression with respect to others: again expressions.
 
     One expression for one, a list for a list. An output that is not a scalar needs `seed`, the
     derivative of some scalar with respect to it. An expression it does not depend on is an error

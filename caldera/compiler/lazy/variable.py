@@ -48,7 +48,7 @@ class Variable(Expr):
         return np.array(self.tensor.numpy())
 
     def eval(self, **feeds: Any) -> Tensor:
-        """A copy of the value."""
+        """Return a copy of the value."""
         return self.tensor.copy()
 
     def assign(self, value: Any) -> None:
@@ -84,7 +84,7 @@ class Variable(Expr):
     @classmethod
     @checked
     def of(cls, name: str, tensor: Tensor) -> Variable:
-        """A variable that lives in this tensor.
+        """Return a variable that lives in this tensor.
 
         >>> import caldera as cd
         >>> from caldera.compiler.lazy import Variable

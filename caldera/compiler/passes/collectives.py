@@ -112,7 +112,7 @@ def _number(node: Node) -> Number:
 
 
 def _units(order: Sequence[Node]) -> list[_Unit]:
-    """The messages in the order in which they are needed, and which depend on which."""
+    """Return the messages in the order in which they are needed, and which depend on which."""
     units: list[_Unit] = []
     above: dict[Node, int] = {}
     begun: dict[Node, _Unit] = {}

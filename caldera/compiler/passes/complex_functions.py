@@ -255,7 +255,7 @@ def _cosh(x: Parts) -> Parts:
 
 
 def _roots(x: Parts) -> tuple[Parts, Parts]:
-    """The square roots of 1 - x and of 1 + x."""
+    """Return the square roots of 1 - x and of 1 + x."""
     one = scalar(1, x[0])
     return _sqrt((sub(one, x[0]), neg(x[1]))), _sqrt((add(one, x[0]), x[1]))
 

@@ -103,7 +103,7 @@ class _Splitter:
         return value
 
     def _in_memory(self, node: Node) -> Node:
-        """The value as one node: complex numbers with their parts side by side."""
+        """Return the value as one node: complex numbers with their parts side by side."""
         value = self._value(node)
         if isinstance(value, Node):
             return value
@@ -148,7 +148,7 @@ class _Splitter:
         return tuple(map(self._value, parts))
 
     def _with_memory(self, node: Node) -> tuple[Value, ...]:
-        """An op whose kernels know complex numbers, or a loop that hands them on."""
+        """Return an op whose kernels know complex numbers, or a loop that hands them on."""
         inputs = [self._in_memory(given) for given in node.inputs]
         attrs = dict(node.attrs)
         if node.op is scan:

@@ -32,7 +32,7 @@ def source_of(node: Node, views: Collection[str] = ("broadcast_to",)) -> Node:
 
 
 def uniform(node: Node) -> Number | None:
-    """The number that `node` holds in every element, if it is such a constant."""
+    """Return the number that `node` holds in every element, if it is such a constant."""
     node = source_of(node)
     return node.attrs["value"] if node.op.name == "constant" else None
 
@@ -43,7 +43,7 @@ def is_positive_test(node: Node, value: Node) -> bool:
 
 
 def is_sum_over(node: Node, axes: tuple[int, ...]) -> bool:
-    """True if a node is the sum over these axes, without the axes."""
+    """Return True if a node is the sum over these axes, without the axes."""
     return node.op.name == "sum" and node.attrs["axis"] == axes and not node.attrs["keepdims"]
 
 
@@ -56,7 +56,7 @@ def is_known(node: Node) -> bool:
 
 
 def value_of(node: Node) -> np.ndarray:
-    """The array behind a node that `is_known`."""
+    """Return the array behind a node that `is_known`."""
     if node.op.name == "array":
         tensor: Tensor = node.attrs["symbol"].value
         return tensor.numpy()
@@ -74,7 +74,7 @@ def known_node(value: np.ndarray) -> Node:
 
 
 def array_node(value: np.ndarray, bits: bytes | None = None) -> Node:
-    """The constant array with these bits: the same node whenever they are the same."""
+    """Return the constant array with these bits: the same node whenever they are the same."""
     key = (value.shape, value.dtype.name, value.tobytes() if bits is None else bits)
     node = _known.get(key)
     if node is None:
@@ -87,7 +87,7 @@ def array_node(value: np.ndarray, bits: bytes | None = None) -> Node:
 
 
 def plain(value: object, dtype: DType) -> Number:
-    """An element of an array as a Python number."""
+    """Return an element of an array as a Python number."""
     if is_float(dtype):
         return float(value)  # type: ignore[arg-type]
     return bool(value) if dtype == bool_ else int(value)  # type: ignore[call-overload]

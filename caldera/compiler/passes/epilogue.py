@@ -65,7 +65,7 @@ def _test_of_activated(uses: Uses, node: Node) -> Join | None:
 
 
 def _epilogue(uses: Uses, node: Node, products: set[Op]) -> Join | None:
-    """The product, the bias (if there is one) and the activation that `node` ends."""
+    """Return the product, the bias (if there is one) and the activation that `node` ends."""
     inner: Node = node
     activation: str | None = None
     if node.op is not add:
@@ -111,7 +111,7 @@ def summands(total: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _is_fused_later(uses: Uses, total: Node) -> bool:
-    """True if element-wise readers will take the sum into their own loop anyway."""
+    """Return True if element-wise readers will take the sum into their own loop anyway."""
     elementwise = all(user.op.kind == "elementwise" for user in uses.readers(total))
     return total not in uses.roots and elementwise
 
@@ -141,7 +141,7 @@ def _ending(uses: Uses, end: Node) -> Join | None:
 
 
 def _norm_of(uses: Uses, value: Node) -> Node | None:
-    """The normalisation whose result this is, if no relu has it yet."""
+    """Return the normalisation whose result this is, if no relu has it yet."""
     if value.op is batch_norm_inference:
         return value
     if value.op is ITEM and value.attrs["index"] == 0 and value.inputs[0].op is batch_norm:
@@ -150,14 +150,14 @@ def _norm_of(uses: Uses, value: Node) -> Node | None:
 
 
 def _is_hidden(uses: Uses, value: Node, reader: Node) -> bool:
-    """True if only `reader` reads the value, and tests that compare it with 0."""
+    """Return True if only `reader` reads the value, and tests that compare it with 0."""
     if value in uses.roots:
         return False
     return all(user is reader or is_positive_test(user, value) for user in uses.users[value])
 
 
 def _masked_gradient(uses: Uses, node: Node) -> Join | None:
-    """The gradient of a normalisation with relu, behind the mask of that relu."""
+    """Return the gradient of a normalisation with relu, behind the mask of that relu."""
     masked, x, scale, mean, variance = node.inputs
     if mean.op is not ITEM or masked.op is not where or masked in uses.roots:
         return None

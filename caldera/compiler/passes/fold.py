@@ -36,7 +36,7 @@ value = number("value")
 
 
 def _same_everywhere(node: Node) -> Node | None:
-    """An element-wise op on constants: computed once, and broadcast."""
+    """Return an element-wise op on constants: computed once, and broadcast."""
     scalars = []
     for given in node.inputs:
         value = uniform(given)
@@ -52,7 +52,7 @@ def _same_everywhere(node: Node) -> Node | None:
 
 
 def _same(node: Node, value: Number) -> Node:
-    """A constant whose elements are moved or compared is the same constant."""
+    """Return a constant whose elements are moved or compared is the same constant."""
     return constant(value, node.dtype)
 
 

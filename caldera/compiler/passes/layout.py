@@ -216,7 +216,7 @@ def _loop_shape(node: Node) -> Shape:
 
 
 def _spread(order: Sequence[Node]) -> set[Node]:
-    """The values in which one element of memory is seen several times."""
+    """Return the values in which one element of memory is seen several times."""
     found: set[Node] = set()
     for node in order:
         is_look = node.op.name in LOOKS and node.inputs[0] in found
@@ -316,7 +316,7 @@ class _Layout:
     # --- rebuilding
 
     def run(self) -> Program:
-        """The program with an order for every value."""
+        """Return the program with an order for every value."""
         program = self.program.mapped(self._arranged)
         outputs = [
             root if same_memory(root.shape, root.spec.order, None) else arrange(root, None)

@@ -189,7 +189,7 @@ class Rules:
         return None
 
     def _pairs_for(self, node: Node) -> list[tuple[Pattern, Rewrite]]:
-        """The pairs that are worth a look, by the ops of the node and of its inputs."""
+        """Return the pairs that are worth a look, by the ops of the node and of its inputs."""
         key = (node.op, frozenset([given.op for given in node.inputs]))
         pairs = self._by_ops.get(key)
         if pairs is None:
@@ -277,7 +277,7 @@ class Uses:
         self.joined |= dict.fromkeys(join.replaces, join)
 
     def readers(self, value: Node) -> list[Node]:
-        """The nodes that still read a value once the joins are made."""
+        """Return the nodes that still read a value once the joins are made."""
         return [
             user
             for user in self.users[value]
@@ -290,11 +290,11 @@ class Uses:
         return readers[0] if len(readers) == 1 and value not in self.roots else None
 
     def output(self, node: Node, index: int) -> Node | None:
-        """The item that reads one output of a node; None if no node does."""
+        """Return the item that reads one output of a node; None if no node does."""
         return next((user for user in self.users[node] if user.attrs["index"] == index), None)
 
     def depends(self, value: Node, on: Node) -> bool:
-        """True if `value` is computed from `on`."""
+        """Return True if `value` is computed from `on`."""
         return self._position[value] > self._position[on] and on in topological([value])
 
 

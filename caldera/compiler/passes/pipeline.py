@@ -86,7 +86,7 @@ def optimise(
 
 
 def narrowed(program: Program, precision: str, without: Collection[str] = ()) -> Program:
-    """The program as it is after the passes that decide its precision, which come first."""
+    """Return the program as it is after the passes that decide its precision, which come first."""
     if "losses" not in without:
         program = stable_losses.RULES(program)
     return lower_precision(program, precision)
@@ -153,7 +153,7 @@ def passes(
 
 @lru_cache
 def _algebra(without: frozenset[str], in_loop: bool) -> Rules:
-    """The passes that are lists of rules, as one list: their fixed point is a common one."""
+    """Return the passes that are lists of rules, as one list: their fixed point is a common one."""
     rules = Rules()
     if "fold" not in without:
         rules += fold.NUMBERS if in_loop else fold.ARRAYS

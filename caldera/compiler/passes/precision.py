@@ -167,7 +167,7 @@ def lower_precision(program: Program, precision: str | None) -> Program:
 
 
 def _marked(program: Program) -> Program:
-    """The program with products of float32 that may be rounded."""
+    """Return the program with products of float32 that may be rounded."""
 
     def mark(node: Node) -> Node | None:
         if node.op is scan:
@@ -200,7 +200,7 @@ class _Narrowing:
         return self.program.with_roots([self._full(root) for root in self.program.roots])
 
     def _loop(self, node: Node) -> Node:
-        """A loop with the same inputs and outputs, whose body has been through the same."""
+        """Return a loop with the same inputs and outputs, whose body has been through the same."""
         body: Body = node.attrs["body"]
         inside = _Narrowing(Program(body.outputs), self.half).run()
         attrs = {**node.attrs, "body": body.with_outputs(inside.outputs)}

@@ -105,7 +105,7 @@ def eliminate_dead_code(program: Program) -> Program:
 
 
 def _reached(body: Body, outputs: Sequence[int]) -> set[int]:
-    """The parameters that these outputs of a body depend on."""
+    """Return the parameters that these outputs of a body depend on."""
     order = topological([body.outputs[i] for i in outputs])
     return {node.attrs["index"] for node in order if node.op.name == "parameter"}
 

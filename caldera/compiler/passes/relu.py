@@ -44,7 +44,7 @@ LARGE = 1 << 22
 
 
 def _with_mask(uses: Uses, product: Node) -> Join | None:
-    """A large relu behind a product whose gradient can use a mask."""
+    """Return a large relu behind a product whose gradient can use a mask."""
     if product.attrs["activation"] != "relu":
         return None
     if len(product.shape) != 2 or product.spec.size < LARGE:
@@ -188,7 +188,7 @@ SPATIAL = {2, 3}
 
 
 def _bias_before(uses: Uses, node: Node) -> Join | None:
-    """A bias that only a pooling reads."""
+    """Return a bias that only a pooling reads."""
     total = node.inputs[0]
     if not _makes_fewer(node) or len(node.inputs) != 1 or uses.only_reader(total) is not node:
         return None

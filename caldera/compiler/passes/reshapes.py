@@ -180,7 +180,7 @@ def _bias(node: Node) -> Node | None:
 
 
 def _as_row(bias: Node, length: int) -> Node | None:
-    """The numbers that are added to every row alike."""
+    """Return the numbers that are added to every row alike."""
     while bias.op.name == "broadcast_to" and bias.inputs[0].shape[-1:] == (length,):
         bias = bias.inputs[0]
     return reshape(bias, (length,)) if bias.spec.size == length == bias.shape[-1] else None

@@ -94,7 +94,7 @@ def _casts(uses: Uses, total: Node) -> Nodes:
 
 
 def _is_product_of(uses: Uses, value: Node) -> bool:
-    """True if a node reads it that does not take it into a loop."""
+    """Return True if a node reads it that does not take it into a loop."""
     return any(
         _is_product_of(uses, user) if user.op.name in _VIEWS else user.op.kind != "elementwise"
         for user in uses.users[value]

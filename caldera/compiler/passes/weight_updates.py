@@ -171,7 +171,7 @@ def _unless_refused(value: Node, weight: Node) -> tuple[Node | None, Node]:
 
 
 def _number(node: Node) -> Node | None:
-    """The number that a node holds in every element; None if it may hold several."""
+    """Return the number that a node holds in every element; None if it may hold several."""
     node = source_of(node)
     return reshape(node, ()) if node.spec.size == 1 and len(node.shape) < 2 else None
 

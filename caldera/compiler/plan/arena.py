@@ -132,7 +132,7 @@ class SharedArena:
 
     @classmethod
     def of(cls, device: Device) -> SharedArena:
-        """The arena of a device for the calling thread."""
+        """Return the arena of a device for the calling thread."""
         arenas: dict[Device, SharedArena] = cls._of_thread.__dict__.setdefault("arenas", {})
         if device not in arenas:
             arenas[device] = cls(device)
@@ -145,7 +145,7 @@ class SharedArena:
         return 0 if block is None else size_class(block.nbytes)
 
     def at_least(self, nbytes: int) -> Block:
-        """The block, replaced by a larger one if it is too small."""
+        """Return the block, replaced by a larger one if it is too small."""
         block = None if self._block is None else self._block()
         if block is not None and block.nbytes >= nbytes:
             return block

@@ -116,7 +116,7 @@ def _fix_addresses(slots: Sequence[OutputSlot], patches: list[list[Patch]]) -> N
 
 
 def _outputs_of(step: Step) -> Iterator[int]:
-    """The numbers of the outputs that a step reads or writes."""
+    """Yield the numbers of the outputs that a step reads or writes."""
     for buffer in (*(value.buffer for value in step.inputs), *step.outputs):
         key = buffer.root.key
         if isinstance(key, tuple):

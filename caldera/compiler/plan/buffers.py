@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def checked_feeds(feeds: Mapping[str, Any], inputs: Mapping[str, Symbol]) -> dict[str, np.ndarray]:
-    """An array for each input, of its dtype and shape; refused before anything has run."""
+    """Return an array for each input, of its dtype and shape; refused before anything has run."""
     if feeds.keys() != inputs.keys():
         keys = [key if isinstance(key, str) else f"a {type(key).__name__}" for key in feeds]
         raise ConfigError.build(
@@ -274,7 +274,7 @@ class OutputSlot:
             self._now.settle()
 
     def tensor(self) -> Tensor:
-        """The result that was just written."""
+        """Return the result that was just written."""
         assert self._now is not None
         result = self._now.memory
         if not self._is_on_host:

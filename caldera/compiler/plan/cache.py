@@ -43,7 +43,7 @@ class RecentPlans:
         RecentPlans.every.add(self)
 
     def get(self, key: Hashable) -> Plan | None:
-        """The plan kept under a key, if it is still there."""
+        """Return the plan kept under a key, if it is still there."""
         with self._lock:
             find = self._plans.get(key)
             if find is None:
@@ -142,8 +142,8 @@ class SharedPlans(RecentPlans):
 
 
 def program_key(program: Program, communicator: Any) -> Hashable:
-    """A key for a program that does not hold on to it. It is good as long as the plan is there,
-    which does."""
+    """Return a key for a program that does not hold on to it. It is good as long as the plan is
+    there, which does."""
     outputs = tuple(id(node) for node in program.outputs)
     updates = tuple((id(symbol), id(node)) for symbol, node in program.updates)
     return outputs, updates, id(communicator)

@@ -294,7 +294,7 @@ def explained(
 
 
 def fastest(schedule: StepSchedule, seconds: Sequence[float]) -> dict[DType, float]:
-    """The most operations a second that any product of matrices reached, by dtype.
+    """Return the most operations a second that any product of matrices reached, by dtype.
 
     A convolution may do fewer than are counted for it, as Winograd's.
     """

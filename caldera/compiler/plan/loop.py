@@ -31,7 +31,7 @@ class LoopKernel(Kernel):
 
 
 def not_capturable(schedule: StepSchedule) -> Iterator[Kernel]:
-    """The kernels of a schedule that cannot be captured, also those in loops."""
+    """Yield the kernels of a schedule that cannot be captured, also those in loops."""
     for step in schedule.steps:
         if not step.kernel.capturable:
             yield step.kernel

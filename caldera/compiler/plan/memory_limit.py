@@ -105,7 +105,7 @@ def _fits(schedule: StepSchedule, room: int) -> bool:
 
 
 def _largest(room: int) -> int:
-    """The most bytes of which a block fits into the room: blocks are rounded up."""
+    """Return the most bytes of which a block fits into the room: blocks are rounded up."""
     return max(bisect_right(range(max(room, 0) + 1), room, key=size_class) - 1, 0)
 
 

@@ -110,7 +110,7 @@ class Operands:
         return array if order is None else laid_out(array, symbol.spec.shape, order)
 
     def constant(self, node: Node) -> Any:
-        """The array of a constant, put on the device once."""
+        """Return the array of a constant, put on the device once."""
         if node not in self._constants:
             (value,) = evaluate(node, ())
             self._constants[node] = Tensor.from_numpy(value, device=self._device).device_array()

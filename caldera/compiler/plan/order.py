@@ -97,7 +97,7 @@ def is_heavy(node: Node) -> bool:
 
 
 def _number(node: Node) -> Number:
-    """The place of a message or a turn in their order."""
+    """Return the place of a message or a turn in their order."""
     return node.attrs["number"] if node.op is turn else node.attrs["message"].number
 
 

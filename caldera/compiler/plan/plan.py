@@ -125,8 +125,8 @@ class Plan:
 
     @checked
     def draw(self, path: str | PathLike[str] | None = None) -> Picture | Path:
-        """The graph as it was written and as it runs, side by side, which a notebook shows; with a
-        path it is written to that .svg file, and the path is returned.
+        """Return the graph as it was written and as it runs, side by side, which a notebook shows;
+        with a path it is written to that .svg file, and the path is returned.
 
         >>> import tempfile
         >>> from pathlib import Path

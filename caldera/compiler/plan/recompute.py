@@ -81,8 +81,8 @@ class ScheduleFacts:
 
     @classmethod
     def of(cls, schedule: StepSchedule, seconds: StepSeconds, host_room: int) -> ScheduleFacts:
-        """The facts of a schedule in which every node is computed once; `host_room` is what may be
-        moved to the host."""
+        """Return the facts of a schedule in which every node is computed once; `host_room` is what
+        may be moved to the host."""
         facts = cls(host_room=host_room)
         numbers: dict[Buffer, int] = {}
         now = 0.0
@@ -233,7 +233,7 @@ class Recomputation:
         self._used -= self.facts.sizes[number]
 
     def _closure(self, missing: Sequence[int]) -> list[int]:
-        """The steps that have to run again for these values, in their order."""
+        """Return the steps that have to run again for these values, in their order."""
         facts, resident = self.facts, self._resident
         steps: set[int] = set()
         pending = list(missing)

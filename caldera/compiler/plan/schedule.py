@@ -22,7 +22,7 @@ ViewFunction = Callable[[Any], Any]
 
 
 def _arranged(node: Node) -> ViewFunction:
-    """The input as it lies, where that is the order wanted already."""
+    """Return the input as it lies, where that is the order wanted already."""
     spec = node.spec
     wanted = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
 
@@ -208,7 +208,7 @@ class StepSchedule:
         return Call(step.node, outputs, inputs, workspace, communicator, step.kernel.shares)
 
     def calls(self, lookup: Lookup, communicator: Any = None) -> Iterator[tuple[Kernel, Call]]:
-        """Every step on real memory, with its kernel."""
+        """Yield every step on real memory, with its kernel."""
         for step in self.steps:
             yield step.kernel, self.call(step, lookup, communicator)
 

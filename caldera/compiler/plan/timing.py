@@ -66,14 +66,14 @@ class Peaks:
     bandwidth: float
 
     def least_seconds(self, flops: float, nbytes: float, dtype: DType) -> float:
-        """The time below which this much work cannot be done."""
+        """Return the time below which this much work cannot be done."""
         # Other types are computed in float32, or cost about as much.
         own = {float64: self.float64, bfloat16: self.bfloat16}
         return max(flops / own.get(dtype, self.float32), nbytes / self.bandwidth)
 
 
 def cpu_peaks() -> Peaks:
-    """The peaks of this machine: remembered, or measured now (about 0.3 s)."""
+    """Return the peaks of this machine: remembered, or measured now (about 0.3 s)."""
     key = _key()
     if key not in _known:
         _known[key] = _read(key[1]) or _stored(measure())

@@ -140,7 +140,7 @@ def _check(split: AxisSplit) -> None:
 
 
 def even_split(length: int, parts: int, unit: int = 1) -> AxisSplit:
-    """One block a part, as evenly as whole units go; the first parts have one more.
+    """Return one block a part, as evenly as whole units go; the first parts have one more.
 
     >>> from caldera.compiler.sharding.axis_split import even_split
     >>> even_split(10, 3).cuts, even_split(10, 2, unit=4).cuts
@@ -171,7 +171,7 @@ def total(intervals: Sequence[Interval]) -> int:
 
 
 def overlap(first: Intervals, second: Intervals) -> Intervals:
-    """The indices that are in both, each of which has its intervals in order.
+    """Return the indices that are in both, each of which has its intervals in order.
 
     >>> overlap(((0, 4), (6, 9)), ((2, 7),))
     ((2, 4), (6, 7))

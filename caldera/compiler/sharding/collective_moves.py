@@ -60,7 +60,7 @@ class CollectiveMoves:
         return is_plain(layout, self.ranks) and not self.is_everywhere(layout)
 
     def _stretches(self, layout: ShardLayout) -> tuple[int, AxisSplit] | None:
-        """The axis of which each rank has one stretch, in the order of ranks, and these."""
+        """Return the axis of which each rank has one stretch, in the order of ranks, and these."""
         if not self._is_along_one_axis(layout):
             return None
         axis, split = _only_split(layout)
@@ -81,7 +81,7 @@ class CollectiveMoves:
     # --- writing
 
     def written(self, part: Node, where: ShardPlacement, layout: ShardLayout) -> Node:
-        """This rank's part of a value in a layout."""
+        """Return this rank's part of a value in a layout."""
         if self.is_free(where):
             return self.cut(part, layout)
         if self.is_sum(where):
@@ -92,7 +92,7 @@ class CollectiveMoves:
         return self._redistributed(part, where, layout)
 
     def cut(self, whole: Node, layout: ShardLayout) -> Node:
-        """This rank's part of a value that it has all of."""
+        """Return this rank's part of a value that it has all of."""
         if self.is_everywhere(layout):
             return whole
         if isinstance(layout, CartesianLayout) and self.rank in layout.ranks:

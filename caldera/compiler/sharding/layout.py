@@ -71,7 +71,7 @@ class IndexBlock:
         return np.ix_(*(np.arange(e.start, e.stop) if isinstance(e, slice) else e for e in index))
 
     def view(self, part: np.ndarray) -> np.ndarray:
-        """This block of a flat part."""
+        """Return this block of a flat part."""
         return part[self.offset : self.offset + self.size].reshape(self.shape)
 
 
@@ -107,11 +107,11 @@ class ShardLayout(ABC):
 
     @abstractmethod
     def owners(self, index: Sequence[int]) -> tuple[int, ...]:
-        """The ranks that have the element with this index."""
+        """Return the ranks that have the element with this index."""
 
     @abstractmethod
     def transposed(self, axes: Sequence[int]) -> ShardLayout:
-        """The layout of the transpose, if every rank transposes its part."""
+        """Return the layout of the transpose, if every rank transposes its part."""
 
     # --- facts
 
@@ -134,7 +134,7 @@ class ShardLayout(ABC):
     # --- arrays
 
     def part_of(self, whole: np.ndarray, rank: int) -> np.ndarray:
-        """A rank's part of an array."""
+        """Return a rank's part of an array."""
         check_shape("part_of", self.shape, whole.shape)
         pieces = self.pieces(rank)
         if not pieces:
@@ -149,7 +149,7 @@ class ShardLayout(ABC):
             whole[index_of(piece.axes)] = piece.view(flat)
 
     def whole_of(self, parts: Mapping[int, np.ndarray] | Sequence[np.ndarray]) -> np.ndarray:
-        """The array that these are the parts of, by rank."""
+        """Return the array that these are the parts of, by rank."""
         given = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
         dtype = next(iter(given.values())).dtype if given else np.float64
         whole = np.zeros(self.shape, dtype)
@@ -254,7 +254,7 @@ class CartesianLayout(ShardLayout):
         return tuple(reversed(found))
 
     def group(self, parts: Sequence[int]) -> tuple[int, ...]:
-        """The ranks that have the part with these numbers along the split axes."""
+        """Return the ranks that have the part with these numbers along the split axes."""
         first = int(np.ravel_multi_index((*parts, 0), self.mesh))
         return self.ranks[first : first + self.replicas]
 

@@ -134,7 +134,7 @@ def random_part(
     stream: int,
     normal: bool,
 ) -> Spec:
-    """A rank's part of an array of random numbers.
+    """Return a rank's part of an array of random numbers.
 
     The whole array is the result of `random_uniform` (or `random_normal`) for the layout's shape.
     """
@@ -177,7 +177,7 @@ def halo(
     rank: int,
     number: int,
 ) -> tuple[Spec, ...]:
-    """A rank's part of an axis extended to its range of `wanted`, and a token.
+    """Return a rank's part of an axis extended to its range of `wanted`, and a token.
 
     The ranks `peers` have the parts between `cuts`, and receive the ranges `wanted`. A rank outside
     `peers` keeps its part.
@@ -245,7 +245,7 @@ def _bind_random_part(call: Call) -> Runner:
 def _drawn(
     piece: IndexBlock, shape: tuple[int, ...], numbers: Callable[[int, int], np.ndarray]
 ) -> np.ndarray:
-    """The numbers of a piece, row by row or from whole stretches where rows are short."""
+    """Return the numbers of a piece, row by row or from whole stretches where rows are short."""
     if not shape:
         return numbers(0, 1)
     strides = [size(shape[axis + 1 :]) for axis in range(len(shape))]

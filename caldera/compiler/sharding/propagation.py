@@ -201,7 +201,7 @@ class Propagation:
         return self._transfer(where, layout, spec, spec.dtype.itemsize), moved
 
     def placed(self, node: Node, layout: ShardLayout, dtype: DType | None = None) -> Node:
-        """This rank's part of a value in a layout, brought there if it has to be."""
+        """Return this rank's part of a value in a layout, brought there if it has to be."""
         if dtype is not None and dtype != node.dtype:
             return self._moved(node, layout, dtype)
         known = self._placed.get((node, layout))

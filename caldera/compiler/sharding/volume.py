@@ -173,7 +173,7 @@ def moves(source: ShardLayout, target: ShardLayout, terms: int = 1) -> np.ndarra
 
 
 def groups(layout: ShardLayout) -> list[tuple[int, ...]]:
-    """The ranks of each part of a layout, or of each block."""
+    """Return the ranks of each part of a layout, or of each block."""
     if isinstance(layout, CartesianLayout):
         each = layout.replicas
         return [layout.ranks[i : i + each] for i in range(0, len(layout.ranks), each)]
@@ -241,7 +241,7 @@ class Move:
 
 
 def summary(layout: ShardLayout) -> str:
-    """A layout in a few words.
+    """Return a layout in a few words.
 
     >>> from caldera.compiler.sharding.distributions import Grid, Replicated, Rows
     >>> from caldera.compiler.sharding.volume import summary
@@ -272,5 +272,5 @@ def moves_table(moves: Sequence[Move]) -> list[str]:
 
 
 def shortened(text: str, width: int) -> str:
-    """A text that is no longer than this."""
+    """Return a text that is no longer than this."""
     return text if len(text) <= width else text[: width - 1] + "…"

@@ -27,7 +27,7 @@ _OTHERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def order_name(order: Order) -> str:
-    """The order in letters, one an axis, the slowest first.
+    """Return the order in letters, one an axis, the slowest first.
 
     >>> order_name((0, 2, 3, 1)), order_name((1, 0))
     ('nhwc', 'ba')
@@ -46,7 +46,7 @@ def stored_shape(shape: Shape, order: Order | None) -> Shape:
 
 
 def laid_out(memory: Any, shape: Shape, order: Order | None) -> Any:
-    """A value of `shape`, seen in dense memory that holds its elements in this order.
+    """Return a value of `shape`, seen in dense memory that holds its elements in this order.
 
     >>> import numpy as np
     >>> laid_out(np.arange(6), (2, 3), (1, 0)).tolist()
@@ -103,8 +103,8 @@ def seen_as(array: Any, spec: Spec) -> Any:
 
 
 def as_numbers(pairs: Any) -> Any:
-    """The memory of pairs along a last axis as complex numbers; a ValueError where the two parts
-    are no neighbours.
+    """Return the memory of pairs along a last axis as complex numbers; a ValueError where the two
+    parts are no neighbours.
 
     >>> import numpy as np
     >>> as_numbers(np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()

@@ -140,12 +140,12 @@ class WeakTable(Generic[Value]):
         return len(self._entries)
 
     def get(self, key: Hashable) -> Value | None:
-        """The value, or None."""
+        """Return the value, or None."""
         known = self._entries.get(key)
         return None if known is None else known()
 
     def setdefault(self, key: Hashable, value: Value) -> Value:
-        """The value that is there; else this one, which is there from now on."""
+        """Return the value that is there; else this one, which is there from now on."""
         entry = _Entry(value, self._forget)
         entry.key = key
         while True:
@@ -276,7 +276,7 @@ _table: WeakTable[Node] = WeakTable()
 
 
 def frozen(value: Any) -> Hashable:
-    """A key under which attribute values are equal only if type and bits are.
+    """Return a key under which attribute values are equal only if type and bits are.
 
     1, True and 1.0 differ, and so do 0.0 and -0.0.
     """
@@ -346,7 +346,7 @@ def _interned(
 
 
 def describe(node: Node, depth: int = 2) -> str:
-    """The node as a reader would write it, with its shape: `matmul(W, X) (6, 3) float32`."""
+    """Return the node as a reader would write it, with its shape: `matmul(W, X) (6, 3) float32`."""
     specs = " and ".join(str(spec) for spec in node.outputs)
     return f"{_written(node, depth)} {specs}"
 

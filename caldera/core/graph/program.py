@@ -112,7 +112,7 @@ class Body:
         return body
 
     def __call__(self, *arguments: Node) -> tuple[Node, ...]:
-        """The outputs with these nodes in place of the parameters."""
+        """Return the outputs with these nodes in place of the parameters."""
         return substitute(self.outputs, dict(zip(self.arguments(), arguments, strict=False)))
 
     def arguments(self) -> list[Node]:
@@ -124,7 +124,7 @@ class Body:
         return Body(self.arguments(), outputs)
 
     def order(self) -> Sequence[Node]:
-        """The body's nodes, inputs before users."""
+        """Return the body's nodes, inputs before users."""
         return self._order
 
     def __repr__(self) -> str:

@@ -49,11 +49,11 @@ class PendingRead:
         self._arrival = arrival
 
     def done(self) -> bool:
-        """True if the copy has arrived."""
+        """Return True if the copy has arrived."""
         return self._arrival is None or self._arrival.done()
 
     def numbers(self) -> NDArray[Any]:
-        """The numbers, as a flat array; waits if they have not arrived."""
+        """Return the numbers, as a flat array; waits if they have not arrived."""
         arrival, self._arrival = self._arrival, None
         if arrival is not None:
             arrival.settle()
@@ -137,7 +137,7 @@ class CoherentMemory:
     # -- sides ---------------------------------------------------------------------------------
 
     def _host_array(self) -> NDArray[Any]:
-        """The host side, allocated when first needed."""
+        """Return the host side, allocated when first needed."""
         if self._host is None:
             if not self._has_device_side:
                 self._block = self.device.allocate_host(self.nbytes, self.owner)
@@ -155,7 +155,7 @@ class CoherentMemory:
         return self._host
 
     def _device_block(self) -> Block:
-        """The device side, allocated when first needed."""
+        """Return the device side, allocated when first needed."""
         if self._block is None:
             with self.device.turn:
                 if self._block is None:
@@ -165,7 +165,7 @@ class CoherentMemory:
         return self._block
 
     def _read_host(self) -> NDArray[Any]:
-        """The host side, up to date."""
+        """Return the host side, up to date."""
         array = self._host_array()
         if self._has_device_side:
             if self._host_stale:
@@ -231,7 +231,7 @@ class CoherentMemory:
                 self._copy = None
 
     def _use_device(self, stream: Stream, write: bool, discard: bool) -> Any:
-        """The device side for use on `stream`."""
+        """Return the device side for use on `stream`."""
         block = self._device_block()
         self._give_to(stream)
         if self._device_stale and not discard:

@@ -58,7 +58,7 @@ def device(spec: Device | str | int | None = None) -> Device:
 
 
 def memory_report() -> str:
-    """A table of every device's memory: bytes in use, cached, at the peak, and by owner.
+    """Return a table of every device's memory: bytes in use, cached, at the peak, and by owner.
 
     >>> import caldera as cd
     >>> print(cd.memory_report().splitlines()[0])

@@ -149,7 +149,7 @@ class Stream(ABC):
 
     @abstractmethod
     def record(self) -> Event:
-        """An event that is done once everything launched so far has run."""
+        """Return an event that is done once everything launched so far has run."""
 
     @abstractmethod
     def record_timing(self) -> TimingEvent:
@@ -311,7 +311,7 @@ class Device(ABC):
 
     @abstractmethod
     def array(self, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """The array that a kernel of this device is given for a part of a block."""
+        """Return the array that a kernel of this device is given for a part of a block."""
 
     @abstractmethod
     def copy_in(self, target: Block, offset: int, source: NDArray[Any], stream: Stream) -> None:

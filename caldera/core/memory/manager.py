@@ -102,7 +102,7 @@ class MemoryManager(CoherentMemory):
         return f"MemoryManager({self.size}, {self.dtype}, {self.kind.name}, {self.device.name})"
 
     def get(self, index: int) -> Any:
-        """The number at `index`, as a Python number.
+        """Return the number at `index`, as a Python number.
 
         >>> import caldera as cd
         >>> memory = cd.MemoryManager(4, "int32")

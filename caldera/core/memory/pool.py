@@ -148,7 +148,7 @@ def _lease_maker(size: int) -> Callable[[int], Any]:
 def host_view(
     block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """An array over a block that the host can reach; the array keeps the block leased.
+    """Return an array over a block that the host can reach; the array keeps the block leased.
 
     The base of the array is a ctypes object that refers to the block. NumPy shortens chains of
     bases as long as they are arrays, so an array in that place could be skipped, and the block
@@ -248,7 +248,7 @@ class Pool:
         _pools.add(self)
 
     def allocate(self, nbytes: int, owner: str = "") -> Block:
-        """A block of at least `nbytes` bytes, not cleared, aligned to 128 bytes.
+        """Return a block of at least `nbytes` bytes, not cleared, aligned to 128 bytes.
 
         >>> from caldera.core.memory import Pool
         >>> Pool("example").allocate(100, owner="bias")

@@ -117,7 +117,7 @@ class SoftwareDevice(Device):
 
 
 def contiguous_bytes(array: NDArray[Any]) -> NDArray[Any]:
-    """The array's bytes as a flat view; refused where that would need a copy."""
+    """Return the array's bytes as a flat view; refused where that would need a copy."""
     if not array.flags.c_contiguous:
         raise DeviceError.build(
             "copy between host and device",

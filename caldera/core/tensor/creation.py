@@ -195,7 +195,7 @@ def identity() -> Filler:
 
 
 def diagonal(values: ArrayLike) -> Filler:
-    """The given values (or one value) on the diagonal, zeros elsewhere.
+    """Return the given values (or one value) on the diagonal, zeros elsewhere.
 
     >>> import caldera as cd
     >>> cd.Tensor((2, 2), fill=cd.diagonal([3, 4])).tolist()

@@ -54,10 +54,10 @@ class SupportsDLPack(Protocol):
     """Interface of arrays that lend their memory through DLPack."""
 
     def __dlpack__(self, **options: Any) -> object:
-        """A capsule with the address, shape and type."""
+        """Return a capsule with the address, shape and type."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The kind of device and its number."""
+        """Return the kind of device and its number."""
 
 
 class _Handed:
@@ -74,7 +74,7 @@ class _Handed:
 
 
 def to_dlpack(array: Array, options: dict[str, Any]) -> object:
-    """A DLPack capsule over the memory of an array, of any dtype that Caldera has.
+    """Return a DLPack capsule over the memory of an array, of any dtype that Caldera has.
 
     >>> "dltensor" in repr(to_dlpack(np.zeros(3), {}))
     True
@@ -87,7 +87,7 @@ def to_dlpack(array: Array, options: dict[str, Any]) -> object:
 
 
 def array_from_dlpack(lender: SupportsDLPack) -> Array:
-    """An array over the memory of anything that speaks DLPack.
+    """Return an array over the memory of anything that speaks DLPack.
 
     >>> numbers = np.arange(3)
     >>> bool(np.shares_memory(array_from_dlpack(numbers), numbers))

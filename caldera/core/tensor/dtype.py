@@ -217,7 +217,7 @@ def array_of(data: object, where: str) -> Array:
 
 
 def real_array_of(data: object, where: str) -> Array:
-    """The same for data that networks are given: complex numbers are refused.
+    """Return the same for data that networks are given: complex numbers are refused.
 
     >>> real_array_of([1j], "data.ArrayData")
     Traceback (most recent call last):

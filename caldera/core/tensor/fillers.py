@@ -49,7 +49,7 @@ class Filler(ABC):
 
     @abstractmethod
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
-        """The values for a tensor of this shape; the same arguments give the same numbers.
+        """Return the values for a tensor of this shape; the same arguments give the same numbers.
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -95,7 +95,7 @@ class Constant(Filler):
     value: bool | int | float | complex
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
-        """The value, `shape` times."""
+        """Return the value, `shape` times."""
         return np.full(shape, exactly(self.value, dtype, f"constant({self.value!r})"), dtype)
 
 

@@ -183,7 +183,7 @@ def _chunks(
 
 
 def _key_schedule(key: tuple[int, int]) -> NDArray[np.uint64]:
-    """The two key words of each round, as an array of shape (rounds, 2, 1)."""
+    """Return the two key words of each round, as an array of shape (rounds, 2, 1)."""
     rounds = [
         [
             [(word + round_number * increment) & _LOW_WORD]

@@ -72,7 +72,7 @@ def streams() -> Streams:
 
 
 def checked_seed(number: Any, where: str = "seed") -> int:
-    """A number that can be a seed.
+    """Return a number that can be a seed.
 
     >>> checked_seed(-1)
     Traceback (most recent call last):
@@ -127,7 +127,7 @@ def seeded(number: int, first: int = 0, state: Any = None) -> Iterator[None]:
 
 
 def global_seed() -> int:
-    """The seed that was set last; 0 if none was.
+    """Return the seed that was set last; 0 if none was.
 
     >>> seed(5)
     >>> global_seed()

@@ -46,7 +46,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def size(shape: Shape) -> int:
-    """The number of elements.
+    """Return the number of elements.
 
     >>> size((2, 3)), size(()), size((4, 0))
     (6, 1, 0)
@@ -71,7 +71,7 @@ def row_major_strides(shape: Shape) -> Shape:
 
 
 def normalise_axis(axis: int, rank: int, where: str) -> int:
-    """An axis counted from the front, from one that may be counted from the back.
+    """Return an axis counted from the front, from one that may be counted from the back.
 
     >>> normalise_axis(-1, 3, "op.sum")
     2
@@ -98,7 +98,7 @@ def normalise_axes(axis: int | Iterable[int] | None, rank: int, where: str) -> S
 
 
 def normalise_permutation(axes: Sequence[int] | None, rank: int, where: str) -> Shape:
-    """An order of all axes; None reverses them.
+    """Return an order of all axes; None reverses them.
 
     >>> normalise_permutation((0, -1, 1), 3, "op.transpose")
     (0, 2, 1)
@@ -114,7 +114,7 @@ def normalise_permutation(axes: Sequence[int] | None, rank: int, where: str) -> 
 
 
 def broadcast_shapes(*shapes: Shape, where: str = "broadcast") -> Shape:
-    """The shape that all of these broadcast to, by NumPy's rule.
+    """Return the shape that all of these broadcast to, by NumPy's rule.
 
     >>> broadcast_shapes((5, 1), (3,), (), where="op.add")
     (5, 3)
@@ -228,7 +228,7 @@ class StridedView(NamedTuple):
         return position
 
     def indexed(self, key: tuple[object, ...]) -> StridedView:
-        """The layout of a basic index, by NumPy's rules.
+        """Return the layout of a basic index, by NumPy's rules.
 
         >>> StridedView((4, 5), (5, 1), 0).indexed((slice(None, None, 2), -1))
         StridedView(shape=(2,), strides=(10,), offset=4)
@@ -272,7 +272,7 @@ class StridedView(NamedTuple):
             return None
 
     def permuted(self, order: Shape) -> StridedView:
-        """The layout with the axes in another order.
+        """Return the layout with the axes in another order.
 
         >>> StridedView((2, 3), (3, 1), 0).permuted((1, 0))
         StridedView(shape=(3, 2), strides=(1, 3), offset=0)
@@ -284,7 +284,7 @@ class StridedView(NamedTuple):
         )
 
     def _without_ellipsis(self, key: tuple[object, ...]) -> list[object]:
-        """The key with whole slices for the axes it leaves out."""
+        """Return the key with whole slices for the axes it leaves out."""
         places = [position for position, item in enumerate(key) if item is Ellipsis]
         used = sum(item is not None and item is not Ellipsis for item in key)
         if len(places) > 1:
@@ -300,7 +300,7 @@ class StridedView(NamedTuple):
         return [*key[:position], *whole, *key[position + 1 :]]
 
     def _inside(self, item: object, axis: int) -> int:
-        """An int index counted from the front."""
+        """Return an int index counted from the front."""
         number = index(item)  # type: ignore[arg-type]
         length = self.shape[axis]
         if not -length <= number < length:
@@ -349,7 +349,7 @@ def is_basic(key: tuple[object, ...]) -> bool:
 
 
 def index_arrays(key: tuple[object, ...]) -> tuple[Any, ...]:
-    """A key with index arrays as NumPy takes it: lists and tensors in it become arrays.
+    """Return a key with index arrays as NumPy takes it: lists and tensors in it become arrays.
 
     >>> index_arrays((slice(2), [0, 1]))
     (slice(None, 2, None), array([0, 1]))
@@ -358,7 +358,7 @@ def index_arrays(key: tuple[object, ...]) -> tuple[Any, ...]:
 
 
 def picked(array: NDArray[Any], key: tuple[Any, ...]) -> Any:
-    """The elements that index arrays select; NumPy's complaints become ours.
+    """Return the elements that index arrays select; NumPy's complaints become ours.
 
     >>> picked(np.arange(5), (np.array([3, 3]),)).tolist()
     [3, 3]

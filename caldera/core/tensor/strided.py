@@ -184,7 +184,7 @@ class StridedArray:
     def device_array(
         self, write: bool = False, discard: bool = False, stream: Stream | None = None
     ) -> Any:
-        """The device side as an array for kernels launched on `stream`; see `host_array`.
+        """Return the device side as an array for kernels launched on `stream`; see `host_array`.
 
         >>> import caldera as cd
         >>> t = cd.Tensor((2,), fill=cd.one())
@@ -234,7 +234,7 @@ class StridedArray:
         return dlpack.CPU_DEVICE
 
     def _reachable(self, write: bool = False, discard: bool = False) -> Array | None:
-        """The elements where the host can reach them; None if only the device can."""
+        """Return the elements where the host can reach them; None if only the device can."""
         if self._memory.kind is not DEVICE:
             return self.host_array(write, discard)
         return self.device_array(write, discard) if self._memory.device.is_host else None

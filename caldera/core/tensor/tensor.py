@@ -75,12 +75,12 @@ class Tensor(StridedArray, ScalarConversions):
 
     @classmethod
     def _wrap(cls, memory: MemoryManager, shape: Shape, dtype: DType) -> Self:
-        """A tensor over memory that exists, without any check; `dtype` is the memory's."""
+        """Return a tensor over memory that exists, without any check; `dtype` is the memory's."""
         return cls._over(memory, StridedView(shape, row_major_strides(shape), 0), dtype)
 
     @classmethod
     def _over(cls, memory: MemoryManager, layout: StridedView, dtype: DType) -> Self:
-        """The same for any layout."""
+        """Return the same for any layout."""
         self = cls.__new__(cls)
         self._dtype, self._layout, self._memory = dtype, layout, memory
         return self
@@ -166,7 +166,7 @@ class Tensor(StridedArray, ScalarConversions):
             self._store(_require_broadcast(values, selected.shape), arrays)
 
     def get(self, index: int | Sequence[int]) -> Any:
-        """The element at `index`, one number for each axis: `t[1, 3, 0]`.
+        """Return the element at `index`, one number for each axis: `t[1, 3, 0]`.
 
         >>> import caldera as cd
         >>> cd.tensor([[1, 2], [3, 4]]).get((1, 0))
@@ -207,7 +207,7 @@ class Tensor(StridedArray, ScalarConversions):
     # -- other shapes ----------------------------------------------------------------------------
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
-        """The same elements in another shape; one size may be -1.
+        """Return the same elements in another shape; one size may be -1.
 
         A view if strides can express it, as they always can for a tensor that is not a view itself;
         otherwise (after a transpose, say) a copy.
@@ -222,7 +222,7 @@ class Tensor(StridedArray, ScalarConversions):
 
     @checked
     def squeeze(self, axis: int | Sequence[int] | None = None) -> Tensor:
-        """A view without the axes of size 1, or without those named, which must have size 1.
+        """Return a view without the axes of size 1, or without those named, which must have size 1.
 
         >>> import caldera as cd
         >>> cd.Tensor((1, 3, 1)).squeeze().shape, cd.Tensor((1, 3, 1)).squeeze(0).shape
@@ -242,7 +242,7 @@ class Tensor(StridedArray, ScalarConversions):
 
     @checked
     def unsqueeze(self, axis: int) -> Tensor:
-        """A view with a new axis of size 1 in this place.
+        """Return a view with a new axis of size 1 in this place.
 
         >>> import caldera as cd
         >>> cd.Tensor((2, 3)).unsqueeze(0).shape, cd.Tensor((2, 3)).unsqueeze(-1).shape
@@ -252,7 +252,7 @@ class Tensor(StridedArray, ScalarConversions):
         return self._view(self._layout.indexed((*[slice(None)] * place, None)))
 
     def transpose(self, *axes: int | Sequence[int]) -> Tensor:
-        """A view with the axes in another order; reversed if none is given.
+        """Return a view with the axes in another order; reversed if none is given.
 
         >>> import caldera as cd
         >>> cd.Tensor((2, 3, 4)).transpose(0, 2, 1).shape
@@ -287,7 +287,7 @@ class Tensor(StridedArray, ScalarConversions):
         return self._copied(self.kind, self.device)
 
     def astype(self, dtype: object) -> Tensor:
-        """A copy in another dtype; floats lose their fraction on the way to integers.
+        """Return a copy in another dtype; floats lose their fraction on the way to integers.
 
         >>> import caldera as cd
         >>> cd.tensor([1.5, -2.5]).astype("int32").tolist()
@@ -382,7 +382,7 @@ class Tensor(StridedArray, ScalarConversions):
     # -- Python values ---------------------------------------------------------------------------
 
     def item(self) -> Any:
-        """The only element, as a Python number.
+        """Return the only element, as a Python number.
 
         >>> import caldera as cd
         >>> cd.tensor([[3.0]]).item()
@@ -393,7 +393,7 @@ class Tensor(StridedArray, ScalarConversions):
         return self._memory.get(self.offset)
 
     def tolist(self) -> Any:
-        """The elements as nested lists of Python numbers.
+        """Return the elements as nested lists of Python numbers.
 
         >>> import caldera as cd
         >>> cd.tensor([[1, 2], [3, 4]]).tolist()
@@ -423,7 +423,7 @@ def _one_sequence(arguments: tuple[int | Sequence[int], ...]) -> Any:
 
 
 def _require_broadcast(values: Array, shape: Shape) -> Array:
-    """The values without the leading axes of size 1 that the target does not have."""
+    """Return the values without the leading axes of size 1 that the target does not have."""
     surplus = max(values.ndim - len(shape), 0)
     wanted = (1,) * surplus + shape[len(shape) - values.ndim + surplus :]
     if any(given not in (1, size) for given, size in zip(values.shape, wanted, strict=True)):

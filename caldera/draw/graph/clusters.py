@@ -96,7 +96,7 @@ def _free_below(left: float, width: float, taken: list[Taken]) -> float:
 
 
 def _parts(scene: Scene) -> list[Scene]:
-    """The connected parts of a scene, in the order of their first marks."""
+    """Return the connected parts of a scene, in the order of their first marks."""
     group = {mark: {mark: None} for mark in scene.marks}
     for arrow in scene.arrows:
         first, second = group[arrow.source], group[arrow.target]

@@ -347,7 +347,7 @@ class _Drawing:
         return x
 
     def _apart(self, left: int, right: int) -> float:
-        """The least distance of two neighbours' middles."""
+        """Return the least distance of two neighbours' middles."""
         bends = left >= self.boxes and right >= self.boxes
         gap = BETWEEN_BENDS if bends else BETWEEN_BOXES
         return self._width(left) / 2 + self._width(right) / 2 + gap * self.squeeze
@@ -406,7 +406,7 @@ def _inversions(values: Iterable[int]) -> int:
 
 
 def _nearest(wanted: list[float], strength: list[float], apart: list[float]) -> list[float]:
-    """The positions closest to `wanted` (squares, weighted) that keep order and distances.
+    """Return the positions closest to `wanted` (squares, weighted) that keep order and distances.
 
     Without the distances this is isotonic regression, solved by pooling neighbours that collide.
     """

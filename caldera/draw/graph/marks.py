@@ -151,7 +151,7 @@ def constant_text(node: Node) -> str | None:
 
 
 def produced_by(node: Node) -> tuple[Node, int]:
-    """The node that computes a value, and which of its outputs that is."""
+    """Return the node that computes a value, and which of its outputs that is."""
     return (node.inputs[0], node.attrs["index"]) if node.op is ITEM else (node, 0)
 
 
@@ -175,7 +175,7 @@ def is_leaf(node: Node) -> bool:
 
 
 def node_mark(node: Node, *, small: bool = False, label: str = "") -> Mark:
-    """The mark of a node without a body."""
+    """Return the mark of a node without a body."""
     detail = "" if small else _shapes(node)
     if is_leaf(node):
         symbol: Symbol = node.attrs["symbol"]
@@ -200,12 +200,12 @@ def group_mark(node: Node, inner: Scene, parts: int) -> Mark:
 
 
 def constant_mark(node: Node, shown: str, *, small: bool = False) -> Mark:
-    """The mark of a number."""
+    """Return the mark of a number."""
     return Mark("constant", shown, dtype_colour(node.dtype), tip=tip_of(node), small=small)
 
 
 def result_mark(outputs: list[int], updated: list[Symbol]) -> Mark:
-    """The mark below a value that leaves the program."""
+    """Return the mark below a value that leaves the program."""
     update = "update " + ", ".join(symbol.name or "variable" for symbol in updated)
     output = f"output{'s' * (len(outputs) > 1)} {', '.join(map(str, outputs))}"
     words = [update] * bool(updated) + [output] * bool(outputs)

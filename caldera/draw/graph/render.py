@@ -61,12 +61,12 @@ _STYLE = (
 
 
 def draw_graph(path: str | PathLike[str] | None, panels: Mapping[str, Program]) -> Picture | Path:
-    """The picture of these programs, side by side; with a path, written to an .svg file."""
+    """Return the picture of these programs, side by side; with a path, written to an .svg file."""
     return picture_or_file(graph_svg(panels), path, "draw")
 
 
 def graph_svg(panels: Mapping[str, Program]) -> str:
-    """An SVG that shows programs side by side, each under its title.
+    """Return an SVG that shows programs side by side, each under its title.
 
     >>> from caldera.core.graph.node import Spec, Symbol
     >>> from caldera.core.graph.ops.elementwise import exp
@@ -302,7 +302,7 @@ def _words(mark: Mark, x: float, y: float) -> Iterator[str]:
 
 
 def _inside(mark: Mark, x: float, y: float) -> Iterator[str]:
-    """The strip with the group's name, and its body below."""
+    """Yield the strip with the group's name, and its body below."""
     assert mark.inner is not None
     left, top = x - mark.width / 2, y - mark.height / 2
     right = left + mark.width
@@ -315,7 +315,7 @@ def _inside(mark: Mark, x: float, y: float) -> Iterator[str]:
 
 
 def _strip(left: float, right: float, top: float, height: float, colour: str) -> str:
-    """A band with round upper corners, just inside the border of a group."""
+    """Return a band with round upper corners, just inside the border of a group."""
     a, b, y = left + 0.8, right - 0.8, top + 0.8
     turns = [
         f"M{number(a)} {number(top + height)}V{number(y + 6)}",

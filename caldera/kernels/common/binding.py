@@ -119,5 +119,5 @@ class Scratch:
 
 
 def compute_dtype(dtype: DType) -> DType:
-    """The dtype that arithmetic on values of this dtype uses."""
+    """Return the dtype that arithmetic on values of this dtype uses."""
     return float32 if dtype in HALVES else dtype

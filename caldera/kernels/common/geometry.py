@@ -34,7 +34,7 @@ class Geometry:
 
     @classmethod
     def of(cls, node: Node) -> Geometry:
-        """The geometry of conv2d, conv2d_input or conv2d_weight."""
+        """Return the geometry of conv2d, conv2d_input or conv2d_weight."""
         first, second = (given.shape for given in node.inputs)
         shapes = {
             "conv2d": (first, second, node.shape),
@@ -181,7 +181,7 @@ def _reach(taps: int, dilation: int) -> int:
 
 
 def forward(geometry: Geometry) -> Correlation:
-    """The convolution itself."""
+    """Return the convolution itself."""
     return Correlation(
         geometry.batch,
         geometry.source,
@@ -265,5 +265,5 @@ def input_phases(geometry: Geometry) -> Iterator[tuple[Phase, Phase, Correlation
 
 
 def steps(array: np.ndarray) -> tuple[int, ...]:
-    """The strides of an array in elements."""
+    """Return the strides of an array in elements."""
     return tuple(stride // array.itemsize for stride in array.strides)

@@ -97,7 +97,7 @@ def loop_shape(node: Node) -> Shape:
 
 
 def loop_body_of(node: Node, reduced: tuple[int, ...] = ()) -> LoopBody:
-    """The loop of an element-wise, reduction or fused node.
+    """Return the loop of an element-wise, reduction or fused node.
 
     Of a fused node's reductions it has those outputs whose indices are in `reduced`.
     """
@@ -215,7 +215,7 @@ class LoopAxes:
 
 
 def _strides(array: np.ndarray, shape: Shape) -> tuple[int, ...]:
-    """The array's strides along the axes of a shape that it broadcasts to."""
+    """Return the array's strides along the axes of a shape that it broadcasts to."""
     own = zip(array.shape, array.strides, strict=True)
     return (0,) * (len(shape) - array.ndim) + tuple(0 if n == 1 else step for n, step in own)
 
@@ -274,14 +274,14 @@ def lengths(node: Node) -> tuple[int, int, bool] | None:
 
 
 def with_axes(result: np.ndarray, axes: tuple[int, ...], rank: int) -> np.ndarray:
-    """A result with axes of length 1 where the loop has axes that are reduced."""
+    """Return a result with axes of length 1 where the loop has axes that are reduced."""
     if result.ndim == rank:
         return result
     return result[tuple(None if axis in axes else slice(None) for axis in range(rank))]
 
 
 def reductions_by_axes(body: Body) -> dict[tuple[int, ...], list[int]]:
-    """The outputs of a fused body that are reductions, by the axes they reduce."""
+    """Return the outputs of a fused body that are reductions, by the axes they reduce."""
     found: dict[tuple[int, ...], list[int]] = {}
     for index, part in enumerate(body.outputs):
         if part.op.kind == "reduction":

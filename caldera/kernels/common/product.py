@@ -79,13 +79,13 @@ def offsets_of(array: Array, batch: Shape) -> np.ndarray:
 
 
 def steps(array: Array) -> tuple[int, int]:
-    """The distances between rows and between columns, in elements."""
+    """Return the distances between rows and between columns, in elements."""
     down, right = array.strides[-2:]
     return down // array.itemsize, right // array.itemsize
 
 
 def as_matrices(array: Array) -> Matrices | None:
-    """The array as it lies; None if BLAS cannot take it so."""
+    """Return the array as it lies; None if BLAS cannot take it so."""
     rows, columns = array.shape[-2:]
     down, right = steps(array)
     # The stride of an axis of length 1 is meaningless.

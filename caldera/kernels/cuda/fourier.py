@@ -56,7 +56,7 @@ class Signals:
 
 
 def length_of(node: Node) -> int:
-    """The length of the full transform."""
+    """Return the length of the full transform."""
     if node.op.name == "irfft":
         return int(node.attrs["n"])
     return node.inputs[0].shape[node.attrs["axis"]]

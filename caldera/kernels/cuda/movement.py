@@ -79,7 +79,7 @@ def copying(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[KernelLaunch
 
 
 def _lying_across(axes: LoopAxes, itemsize: int) -> int | None:
-    """The axis that is innermost in the source, if another one is in the target."""
+    """Return the axis that is innermost in the source, if another one is in the target."""
     target, source = axes.strides
     last = len(axes.lengths) - 1
     if target[last] != itemsize or source[last] in (0, itemsize) or axes.lengths[last] < THINNEST:
@@ -203,7 +203,7 @@ extern "C" __global__ void reshape({signature.declaration}) {{
 
 
 def _stretches(array: np.ndarray, lengths: Sequence[int], axis: int) -> list[np.ndarray]:
-    """The array cut along an axis."""
+    """Return the array cut along an axis."""
     found = []
     start = 0
     for length in lengths:
@@ -254,7 +254,7 @@ class _Axis:
         return self.count == self.length
 
     def joined(self, inner: _Axis) -> _Axis:
-        """This axis and one inside it that the source fills, as one."""
+        """Return this axis and one inside it that the source fills, as one."""
         n = inner.length
         return _Axis(self.length * n, self.start * n, self.count * n, 1, inner.target, inner.source)
 
@@ -268,7 +268,7 @@ class _Axis:
         )
 
     def in_items(self, lanes: int) -> _Axis:
-        """The axis in items of several elements."""
+        """Return the axis in items of several elements."""
         return _Axis(
             self.length // lanes, self.start // lanes, self.count // lanes, 1, lanes, lanes
         )
@@ -358,7 +358,7 @@ extern "C" __global__ void place({signature.declaration}) {{
 def _placing(
     axes: Sequence[_Axis], numbers: LaunchIntegers, kind: str, lanes: int, items: int
 ) -> str:
-    """The body of the kernel."""
+    """Return the body of the kernel."""
     body: list[str] = []
     rest = "item"
     to, given, inside = [], [], []

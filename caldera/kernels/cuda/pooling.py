@@ -88,8 +88,8 @@ def _launch(
     adjoint: bool,
     bias: Array | None = None,
 ) -> Runner:
-    """A function of pooling.cuh on these arrays, the last `outputs` of which it writes; a bias is
-    added to the first of these."""
+    """Return a function of pooling.cuh on these arrays, the last `outputs` of which it writes; a
+    bias is added to the first of these."""
     written, read = arrays[-outputs], arrays[0]
     if written.size == 0:
         return CudaRunner([])

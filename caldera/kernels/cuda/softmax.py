@@ -56,7 +56,7 @@ class _Operand:
 def _over_samples(
     function: str, axis: int, operands: Sequence[_Operand], kept: int, options: str = ""
 ) -> Runner:
-    """A function of softmax.cuh on these operands, in the order of its parameters.
+    """Return a function of softmax.cuh on these operands, in the order of its parameters.
 
     The first with classes decides how threads share the work; of each class a thread keeps `kept`
     numbers. `options` are template arguments that stand before the group.

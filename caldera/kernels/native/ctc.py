@@ -82,7 +82,7 @@ class _Sample:
             before.value = label
 
     def label(self, i: RegisterValue) -> RegisterValue:
-        """The class of a label."""
+        """Return the class of a label."""
         return self.k.convert(self.labels.load(i), I64)
 
     def load_emissions(self, frame: RegisterValue) -> None:

@@ -104,7 +104,7 @@ def _bind(call: Call) -> Runner | None:
 
 
 def _as_complex(pairs: np.ndarray) -> np.ndarray | None:
-    """The memory of pairs as complex numbers."""
+    """Return the memory of pairs as complex numbers."""
     if pairs.strides[-1] != pairs.itemsize:
         return None
     return pairs.view(complex_of(pairs.dtype))[..., 0]

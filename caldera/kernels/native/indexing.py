@@ -129,7 +129,7 @@ def _moving(
     x: np.ndarray,
     **more: np.ndarray | None,
 ) -> NativeCall:
-    """The call that reads or adds along an axis of x."""
+    """Return the call that reads or adds along an axis of x."""
     indices, axis = call.inputs[1], call.node.attrs["axis"]
     status = np.zeros(1, np.int64)
     length = x.shape[axis]

@@ -124,7 +124,7 @@ def copy_calls(target: np.ndarray, source: np.ndarray) -> list[NativeCall] | Non
 
 
 def _cut_long_row(axes: list[CopyAxis]) -> list[CopyAxis]:
-    """A row that is the whole copy, as several rows if they come out even."""
+    """Return a row that is the whole copy, as several rows if they come out even."""
     if len(axes) > 1 or axes[0].count <= _LONGEST_ROW:
         return axes
     (row,) = axes
@@ -223,7 +223,7 @@ class _Block:
 
 
 def transposed(k: Emitter, block: Sequence[RegisterValue]) -> list[RegisterValue]:
-    """A square block, a vector a row, with rows and columns exchanged."""
+    """Return a square block, a vector a row, with rows and columns exchanged."""
     lines = list(block)
     lanes = len(lines)
     half = 1
@@ -287,7 +287,7 @@ def _pieces(whole: Array, parts: Sequence[Array], axis: int) -> list[Array]:
 
 
 def _into(call: Call, place: tuple[slice, ...], around: float) -> Runner:
-    """The input put at `place` of the output, with `around` everywhere else."""
+    """Return the input put at `place` of the output, with `around` everywhere else."""
     (target,), (source,) = call.outputs, call.inputs
     everywhere = np.broadcast_to(np.asarray(around, target.dtype), target.shape)
     return copying([(target, everywhere), (target[place], source)])

@@ -63,7 +63,7 @@ class Taps:
 def taps(
     length: int, size: int, stride: int, padding: tuple[int, int], dilation: int, *, adjoint: bool
 ) -> Taps:
-    """The taps of the windows over an axis of this length; of its elements if `adjoint`."""
+    """Return the taps of the windows over an axis of this length; of its elements if `adjoint`."""
     reach = dilation * (size - 1) + 1
     windows = (length + sum(padding) - reach) // stride + 1
     inside = [
@@ -392,7 +392,7 @@ def _bind_scatter(call: Call) -> Runner:
 
 
 def _extent(array: np.ndarray) -> int:
-    """The bytes from the first to the last element of an array."""
+    """Return the bytes from the first to the last element of an array."""
     steps = zip(array.shape, array.strides, strict=True)
     return int(sum((n - 1) * step for n, step in steps)) + array.itemsize
 

@@ -86,7 +86,7 @@ class Philox:
         self.upper = [k.splat(each & low, lanes) for each in (step, stream)]
 
     def words(self, block: RegisterValue) -> list[RegisterValue]:
-        """The words of `lanes` blocks from this one on, in order, four in each vector."""
+        """Return the words of `lanes` blocks from this one on, in order, four in each vector."""
         k = self.k
         wide = vector(I64, self.lanes)
         numbers = k.variable(block, wide)

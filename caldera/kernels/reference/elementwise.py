@@ -49,7 +49,7 @@ _D = (
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """The error function, which NumPy has not.
+    """Return the error function, which NumPy has not.
 
     Rational approximations of W. J. Cody (Mathematics of Computation 23, 1969), accurate to about
     1e-16 in float64; float32 is computed through float64.
@@ -137,7 +137,7 @@ UFUNCS: dict[str, np.ufunc] = {
 
 
 def _by_number(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
-    """A function of Python's that NumPy has not, number by number, in float64."""
+    """Return a function of Python's that NumPy has not, number by number, in float64."""
     every = np.vectorize(function, otypes=[np.float64])
     return lambda x: every(x).astype(x.dtype)
 

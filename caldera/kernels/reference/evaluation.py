@@ -69,7 +69,7 @@ def interpret(outputs: Sequence[Node], values: Mapping[Node, np.ndarray]) -> lis
 def interpreter(
     outputs: Sequence[Node], given: Sequence[Node]
 ) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
-    """The outputs of a graph as a function of the values of the nodes in `given`."""
+    """Return the outputs of a graph as a function of the values of the nodes in `given`."""
     places = {node: place for place, node in enumerate(given)}
     steps = []
     for node in _between(outputs, places):

@@ -233,7 +233,7 @@ class ChoiceStore:
     def known(
         self, imported: dict[tuple[Path, str], TuningRecord] | None = None
     ) -> list[list[Any]]:
-        """The measured choices that plans of this process go by, as JSON can hold them.
+        """Return the measured choices that plans of this process go by, as JSON can hold them.
 
         Choices that the receiver has `imported` already are left out, and the new ones are added
         to them.

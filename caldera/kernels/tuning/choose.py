@@ -103,8 +103,8 @@ class Choices(FixedKernels):
         limit: int | None = None,
         fixed: Fixed | None = None,
     ) -> Kernel:
-        """The kernel that runs this node on devices of this family: one of the table, or of those
-        made for this very node."""
+        """Return the kernel that runs this node on devices of this family: one of the table, or of
+        those made for this very node."""
         return self.choose(node, family, others, measure=measure, limit=limit, fixed=fixed).kernel
 
     def choose(

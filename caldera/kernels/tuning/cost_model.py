@@ -128,7 +128,7 @@ FEATURES = _FIRST + 3 * _PER_SHAPE
 
 
 def following(row: Sequence[float]) -> float:
-    """The part of a change of the yardstick that a node of these features follows.
+    """Return the part of a change of the yardstick that a node of these features follows.
 
     >>> following([0.0] * FEATURES) == FOLLOWING
     True
@@ -211,7 +211,7 @@ class _Process:
         return _Fit(middle, known, whitening, weights, wider, whole)
 
     def _extended(self, before: _Fit, new: np.ndarray) -> np.ndarray:
-        """The inverse factor with rows for new samples, from that without them."""
+        """Return the inverse factor with rows for new samples, from that without them."""
         count = len(before.known)
         explained = before.whitening @ self._covariance(before.known, new)
         rest = self._noisy(new, count) - explained.T @ explained
@@ -381,5 +381,5 @@ class CostModel:
 
 
 def group_of(node: Node, kernel: Kernel) -> Group:
-    """The kernels that are predicted together."""
+    """Return the kernels that are predicted together."""
     return kernel.family, node.op.name, NAMES[node.outputs[0].dtype], kernel.name

@@ -65,7 +65,7 @@ class _NoKeyError(Exception):
 
 
 def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
-    """All that a choice depends on, as plain data; None if it cannot be written down."""
+    """Return all that a choice depends on, as plain data; None if it cannot be written down."""
     try:
         attributes = _written_attributes(node)
     except _NoKeyError:
@@ -163,7 +163,7 @@ _MANY = 32
 
 
 def load(key: dict[str, Any]) -> TuningRecord | None:
-    """The remembered answer, if there is one that can be trusted."""
+    """Return the remembered answer, if there is one that can be trusted."""
     return _record(_read(json_digest(key)))
 
 

@@ -283,7 +283,7 @@ def race(
 
 
 def _undecided(timings: dict[str, list[float]]) -> list[str]:
-    """The kernels of which it is worth knowing more: all that may well be the fastest."""
+    """Return the kernels of which it is worth knowing more: all that may well be the fastest."""
     if len(timings) < 2:
         return []
     best = min(timings, key=lambda name: timings[name][0])

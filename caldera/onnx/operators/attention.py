@@ -119,7 +119,7 @@ def _attend(
     softcap: float,
     precision: DType | None,
 ) -> tuple[Expr, tuple[Expr, ...]]:
-    """The result, and the scores as they come, capped, masked, and as probabilities.
+    """Return the result, and the scores as they come, capped, masked, and as probabilities.
 
     Halves are computed in float32 and rounded at the end.
     """
@@ -189,7 +189,7 @@ def linear_attention(
     update_rule: str = "gated_delta",
     chunk_size: int = 64,
 ) -> tuple[Expr, Expr]:
-    """A state of (keys, values) that each step changes and each query reads."""
+    """Return a state of (keys, values) that each step changes and each query reads."""
     count, steps = query.shape[:2]
     dtype, working = query.dtype, _wide(query.dtype)
 

@@ -72,7 +72,7 @@ def _stacked(parts: Sequence[Value], axis: int = 0) -> Value:
 def loop(
     trips: Value = None, condition: Value = None, *carried: Value, body: Graph, scope: Any
 ) -> tuple[Value, ...]:
-    """The body again and again, written down once for each turn."""
+    """Return the body again and again, written down once for each turn."""
     most = math.inf if trips is None else int(known(trips, "the number of turns").item())
     values = list(carried)
     collected: list[list[Value]] = [[] for _ in body.outputs[1 + len(values) :]]
@@ -170,7 +170,7 @@ def _run_known_scan(
 
 @operator("SequenceEmpty")
 def sequence_empty(*, dtype: int = 1) -> list[Value]:
-    """A sequence without elements."""
+    """Return a sequence without elements."""
     return []
 
 
@@ -198,19 +198,19 @@ def sequence_erase(sequence: list[Value], position: Value = None) -> list[Value]
 
 @operator("SequenceAt", foreign=True)
 def sequence_at(sequence: list[Value], position: Value) -> Value:
-    """The element at a position."""
+    """Return the element at a position."""
     return sequence[integer(position, "a position")]
 
 
 @operator("SequenceLength", foreign=True)
 def sequence_length(sequence: list[Value]) -> np.ndarray:
-    """The number of elements."""
+    """Return the number of elements."""
     return np.array(len(sequence))
 
 
 @operator("ConcatFromSequence", moves=True)
 def concat_from_sequence(sequence: list[Value], *, axis: int, new_axis: int = 0) -> Value:
-    """The elements joined along an axis, or along a new one."""
+    """Return the elements joined along an axis, or along a new one."""
     return op.stack(sequence, axis) if new_axis else concat(*sequence, axis=axis)
 
 

@@ -43,7 +43,7 @@ def cast_like(x: Value, like: Value, *, saturate: int = 1, round_mode: str = "up
 
 
 def converted(x: Value, dtype: DType, saturate: bool = True, round_mode: str = "up") -> Value:
-    """An expression where both dtypes are Caldera's, an array where not."""
+    """Return an expression where both dtypes are Caldera's, an array where not."""
     if is_ours(x.dtype) and is_ours(dtype):
         return op.cast(x, dtype)
     array = known(x, "elements of such a dtype")
@@ -106,7 +106,7 @@ def shape(x: Value, *, start: int = 0, end: int | None = None) -> np.ndarray:
 
 @operator("Size", numpy=lambda x: size(x))
 def size(x: Value) -> np.ndarray:
-    """The number of elements."""
+    """Return the number of elements."""
     return np.array(np.prod(x.shape, dtype=np.int64))
 
 
@@ -215,6 +215,6 @@ def _triangle(x: np.ndarray, k: Any = None, *, upper: int = 1) -> np.ndarray:
 
 @operator("Trilu", numpy=_triangle)
 def trilu(x: Value, k: Value = None, *, upper: int = 1) -> Expr:
-    """The upper or lower triangle."""
+    """Return the upper or lower triangle."""
     offset = 0 if k is None else integer(k, "a diagonal")
     return op.triu(x, offset) if upper else op.tril(x, offset)

@@ -66,7 +66,7 @@ operator("Min")(_of_all(op.minimum))
 
 @operator("Mean")
 def mean(*values: Value) -> Expr:
-    """The mean of several tensors."""
+    """Return the mean of several tensors."""
     return op.div(reduce(op.add, values), len(values))
 
 

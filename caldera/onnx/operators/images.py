@@ -88,7 +88,7 @@ _ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def _kernel(distance: np.ndarray, mode: str, a: float) -> np.ndarray:
-    """The weight of an element at this distance."""
+    """Return the weight of an element at this distance."""
     size = np.abs(distance)
     if mode == "linear":
         return np.maximum(1 - size, 0)
@@ -98,7 +98,7 @@ def _kernel(distance: np.ndarray, mode: str, a: float) -> np.ndarray:
 
 
 def _weights(given: _Axis, places: np.ndarray, rule: _Rule) -> np.ndarray:
-    """The matrix (wanted, length) by which the axis is multiplied."""
+    """Return the matrix (wanted, length) by which the axis is multiplied."""
     check_size((given.wanted, given.length))
     stretch = max(1.0, 1 / given.scale) if rule.is_antialiased else 1.0
     reach = math.ceil((1 if rule.mode == "linear" else 2) * stretch)
@@ -263,7 +263,7 @@ def non_max_suppression(
 
 @evaluated("ImageDecoder")
 def image_decoder(stream: np.ndarray, *, pixel_format: str = "RGB") -> np.ndarray:
-    """The picture in a file's bytes, (height, width, channels); empty if there is none."""
+    """Return the picture in a file's bytes, (height, width, channels); empty if there is none."""
     pillow = optional_import("PIL.Image", "pillow", "onnx ImageDecoder")
     channels = 1 if pixel_format == "Grayscale" else 3
     try:

@@ -109,7 +109,7 @@ def tree_ensemble(
     nodes_missing_value_tracks_true: Sequence[int] | None = None,
     post_transform: int = 0,
 ) -> np.ndarray:
-    """The leaves that each sample reaches, summed up for each target."""
+    """Return the leaves that each sample reaches, summed up for each target."""
     if post_transform:
         raise ConfigError.build(
             "onnx TreeEnsemble", expected="post_transform NONE", got=f"{post_transform}"
@@ -195,7 +195,7 @@ def adagrad(
     epsilon: float = 1e-6,
     norm_coefficient: float = 0.0,
 ) -> tuple[Expr, ...]:
-    """A step of Adagrad."""
+    """Return a step of Adagrad."""
     own = op.div(rate, op.add(1.0, op.mul(op.cast(steps, rate.dtype), decay_factor)))
 
     def step(x: Value, gradient: Value, total: Value) -> tuple[Expr, ...]:
@@ -218,7 +218,7 @@ def adam(
     norm_coefficient: float = 0.0,
     norm_coefficient_post: float = 0.0,
 ) -> tuple[Expr, ...]:
-    """A step of Adam."""
+    """Return a step of Adam."""
     count = op.cast(steps, rate.dtype)
     bias = op.div(op.sqrt(op.sub(1.0, op.pow(beta, count))), op.sub(1.0, op.pow(alpha, count)))
     own = op.mul(rate, op.where(op.greater(steps, 0), bias, 1.0))
@@ -243,7 +243,7 @@ def momentum(
     mode: str,
     norm_coefficient: float,
 ) -> tuple[Expr, ...]:
-    """A step of gradient descent with momentum, standard or Nesterov's."""
+    """Return a step of gradient descent with momentum, standard or Nesterov's."""
     share = op.where(op.greater(steps, 0), op.cast(beta, rate.dtype), 1.0)
 
     def step(x: Value, gradient: Value, speed: Value) -> tuple[Expr, ...]:

@@ -68,7 +68,7 @@ def slice_(x: Value, starts: Value, ends: Value, axes: Value = None, steps: Valu
 
 @operator("Transpose", moves=True)
 def transpose(x: Value, *, perm: tuple[int, ...] | None = None) -> Expr:
-    """The axes in another order."""
+    """Return the axes in another order."""
     return op.transpose(x, perm)
 
 
@@ -154,7 +154,7 @@ def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Expr:
 
 @operator("ReverseSequence", moves=True)
 def reverse_sequence(x: Value, lengths: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Expr:
-    """The first steps of each sequence in reverse order, as many as it has."""
+    """Return the first steps of each sequence in reverse order, as many as it has."""
     time = laid_out(np.arange(x.shape[time_axis]), time_axis, len(x.shape))
     real = laid_out(op.cast(lengths, "int64"), batch_axis, len(x.shape))
     places = op.where(op.less(time, real), op.sub(op.sub(real, 1), time), time)
@@ -226,7 +226,7 @@ def tensor_scatter(
 
 @operator("Gather", moves=True)
 def gather(x: Value, indices: Value, *, axis: int = 0) -> Expr:
-    """The parts of x at these positions of an axis."""
+    """Return the parts of x at these positions of an axis."""
     return op.gather(x, indices, axis)
 
 
@@ -263,7 +263,7 @@ def gather_nd(x: Value, indices: Value, *, batch_dims: int = 0) -> Expr:
 
 @operator("OneHot")
 def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> Expr:
-    """The second value at each index of a new axis, and the first elsewhere."""
+    """Return the second value at each index of a new axis, and the first elsewhere."""
     classes = integer(depth, "the number of classes")
     whole = op.cast(indices, "int64")
     counted = op.where(op.less(whole, 0), op.add(whole, classes), whole)
@@ -348,7 +348,7 @@ def _scattered(rows: Value, places: np.ndarray, parts: Value, reduction: str) ->
 
 @evaluated("NonZero")
 def non_zero(x: np.ndarray) -> np.ndarray:
-    """The positions of elements that are not zero, one row an axis."""
+    """Return the positions of elements that are not zero, one row an axis."""
     return np.array(np.nonzero(x), np.int64).reshape(x.ndim, -1)
 
 

@@ -202,7 +202,7 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> tuple[Expr, Expr]:
-    """The same on the logarithm of the softmax, which is the second result."""
+    """Return the same on the logarithm of the softmax, which is the second result."""
     logarithms = op.log_softmax(scores, 1)
     loss = negative_log_likelihood_loss(
         logarithms, labels, weights, ignore_index=ignore_index, reduction=reduction

@@ -59,7 +59,7 @@ def lay_windows(
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
 ) -> AxisWindows:
-    """The windows that ONNX's attributes describe."""
+    """Return the windows that ONNX's attributes describe."""
     rank = len(kernel)
     steps = tuple(strides or (1,) * rank)
     gaps = tuple(dilations or (1,) * rank)
@@ -98,7 +98,7 @@ def _automatic(n: int, reach: int, stride: int, how: str) -> tuple[int, int, int
 
 
 def positions(kernel: Sizes) -> Iterator[Sizes]:
-    """The elements of a window, in row-major order."""
+    """Return the elements of a window, in row-major order."""
     return itertools.product(*map(range, kernel))
 
 
@@ -225,7 +225,7 @@ def _with_places(
 def average_pool(
     x: Value, *, kernel_shape: tuple[int, ...], count_include_pad: int = 0, **how: Any
 ) -> Expr:
-    """The mean of each window, with or without its padding."""
+    """Return the mean of each window, with or without its padding."""
     windows = lay_windows(x.shape[2:], kernel_shape, **how)
     # Every window lies inside of the padding.
     is_plain = not any(windows.beyond)
@@ -243,7 +243,7 @@ def average_pool(
 
 @operator("LpPool", further=(*PLACING, "ceil_mode"))
 def lp_pool(x: Value, *, kernel_shape: tuple[int, ...], p: int = 2, **how: Any) -> Expr:
-    """The p-norm of each window."""
+    """Return the p-norm of each window."""
     windows = lay_windows(x.shape[2:], kernel_shape, **how)
     powers = [_power(part, p) for part in unfold(padded(x, windows, 0.0), windows)]
     return _root(reduce(op.add, powers), p)
@@ -263,19 +263,19 @@ def _positions(x: Value) -> tuple[int, ...]:
 
 @operator("GlobalAveragePool")
 def global_average_pool(x: Value) -> Expr:
-    """The mean of each channel."""
+    """Return the mean of each channel."""
     return op.mean(x, _positions(x), keepdims=True)
 
 
 @operator("GlobalMaxPool")
 def global_max_pool(x: Value) -> Expr:
-    """The largest element of each channel."""
+    """Return the largest element of each channel."""
     return op.max(x, _positions(x), keepdims=True)
 
 
 @operator("GlobalLpPool")
 def global_lp_pool(x: Value, *, p: int = 2) -> Expr:
-    """The p-norm of each channel."""
+    """Return the p-norm of each channel."""
     return _root(op.sum(_power(x, p), _positions(x), keepdims=True), p)
 
 

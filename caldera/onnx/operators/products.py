@@ -62,7 +62,7 @@ def gemm(
 
 @operator("Det")
 def det(x: Value) -> Expr:
-    """The determinant of each matrix."""
+    """Return the determinant of each matrix."""
     return op.determinant(x)
 
 
@@ -98,7 +98,7 @@ def _plane(x: Value, w: Value, windows: AxisWindows, group: int) -> Expr:
 
 
 def _by_product(x: Value, w: Value, windows: AxisWindows, group: int) -> Expr:
-    """The elements of all windows side by side, times the kernels."""
+    """Return the elements of all windows side by side, times the kernels."""
     return filtered(op.stack(unfold(padded(x, windows, 0.0), windows), axis=2), w, group, windows)
 
 
@@ -117,7 +117,7 @@ def conv_transpose(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Expr:
-    """The transpose of a convolution: computed whole, then cut (or padded) to its size."""
+    """Return the transpose of a convolution: computed whole, then cut (or padded) to its size."""
     rank = len(x.shape) - 2
     kernel = kernel_shape or w.shape[2:]
     steps, gaps = strides or (1,) * rank, dilations or (1,) * rank
@@ -299,7 +299,7 @@ def _centred(x: Value, zero_point: Value, by_row: bool) -> Expr:
 def matmul_integer(
     a: Value, b: Value, a_zero_point: Value = None, b_zero_point: Value = None
 ) -> Expr:
-    """The product of whole numbers, each less its zero point."""
+    """Return the product of whole numbers, each less its zero point."""
     product = op.matmul(_centred(a, a_zero_point, True), _centred(b, b_zero_point, False))
     return op.cast(product, int32)
 
@@ -315,7 +315,7 @@ def qlinear_matmul(
     y_scale: Value,
     y_zero: Value,
 ) -> Value:
-    """The product of quantised matrices, quantised again."""
+    """Return the product of quantised matrices, quantised again."""
     product = op.matmul(_centred(a, a_zero, True), _centred(b, b_zero, False))
     left, right = converted(a_scale, float64), converted(b_scale, float64)
     scale = op.mul(_rows(left) if left.shape not in ((), (1,)) else left, right)
@@ -331,7 +331,7 @@ def _quantised(x: Value, scale: Value, zero_point: Value) -> Value:
 def conv_integer(
     x: Value, w: Value, x_zero_point: Value = None, w_zero_point: Value = None, **how: Any
 ) -> Expr:
-    """The convolution of whole numbers, each less its zero point."""
+    """Return the convolution of whole numbers, each less its zero point."""
     image = _centred(x, x_zero_point, False)
     kernel = _centred(w, _by_filter(w_zero_point, w), False)
     return op.cast(convolve(image, kernel, **how), int32)
@@ -357,7 +357,7 @@ def qlinear_conv(
     bias: Value = None,
     **how: Any,
 ) -> Value:
-    """The convolution of quantised numbers, quantised again."""
+    """Return the convolution of quantised numbers, quantised again."""
     image = _centred(x, x_zero, False)
     kernel = _centred(w, _by_filter(w_zero, w), False)
     total = convolve(image, kernel, None if bias is None else converted(bias, float64), **how)

@@ -95,7 +95,7 @@ def cumsum(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Ex
 
 @operator("CumProd")
 def cumprod(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Value:
-    """The running product, in log2(n) doubling steps."""
+    """Return the running product, in log2(n) doubling steps."""
     return _running(_products, x, axis, exclusive, reverse, 1)
 
 

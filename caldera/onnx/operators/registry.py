@@ -87,7 +87,7 @@ def _free(leaves: Mapping[Node, Symbol]) -> list[Symbol]:
 
 
 def mapped(function: Callable[[Value], Value], value: Value) -> Value:
-    """A function of a value, or of each in a sequence.
+    """Return a function of a value, or of each in a sequence.
 
     >>> mapped(abs, [-1, [2, -3]])
     [1, [2, 3]]
@@ -98,7 +98,7 @@ def mapped(function: Callable[[Value], Value], value: Value) -> Value:
 
 
 def known_if_possible(value: Value) -> Value:
-    """The same with arrays for those expressions that can be computed now."""
+    """Return the same with arrays for those expressions that can be computed now."""
     return mapped(lambda x: known(x) if isinstance(x, Expr) and not _free(_leaves(x)) else x, value)
 
 
@@ -161,7 +161,7 @@ def numbers(value: Value, what: str = "numbers") -> tuple[float, ...]:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front."""
+    """Return an axis counted from the front."""
     return axis + rank if axis < 0 else axis
 
 
@@ -246,7 +246,7 @@ class CallContext:
 def apply(
     found: Operator, inputs: Sequence[Value], attributes: Mapping[str, Any], now: CallContext
 ) -> tuple[tuple[Value, ...], bool]:
-    """The outputs of an operator, and whether NumPy computed them."""
+    """Return the outputs of an operator, and whether NumPy computed them."""
     unknown = sorted(set(attributes) - found.attributes)
     if unknown:
         raise ConfigError.build(

@@ -101,7 +101,7 @@ def _corners(
 
 
 def _linear(places: Sequence[Expr]) -> tuple[list[Expr], list[list[Expr]]]:
-    """The elements before places, and the weights of these and of those behind, by axis."""
+    """Return the elements before places, and the weights of these and of those behind, by axis."""
     bases = [op.floor(place) for place in places]
     fractions = [op.sub(place, base) for place, base in zip(places, bases, strict=True)]
     return bases, [[op.sub(1.0, fraction), fraction] for fraction in fractions]
@@ -209,7 +209,7 @@ class _Regions:
     keeps_small: bool
 
     def pooled(self, images: Value, boxes: Value) -> Expr:
-        """An image and a box a region, as (regions, C, rows, columns)."""
+        """Return an image and a box a region, as (regions, C, rows, columns)."""
         left, top, right, bottom = (op.cast(boxes, images.dtype)[:, i : i + 1] for i in range(4))
         y = self._line(top, bottom, self.rows * self.down)
         x = self._line(left, right, self.columns * self.across)

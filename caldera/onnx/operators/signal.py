@@ -71,7 +71,7 @@ def stft(
 
 
 def _cosines(terms: tuple[float, ...]) -> Any:
-    """A window that is a sum of cosines."""
+    """Return a window that is a sum of cosines."""
 
     def translate(size: Value, *, output_datatype: int = 1, periodic: int = 1) -> np.ndarray:
         length = integer(size, "a length")

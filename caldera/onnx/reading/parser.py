@@ -104,7 +104,7 @@ class Folder:
         self._read: Counter[Path] = Counter()
 
     def bytes_of(self, location: str, offset: int, length: int | None) -> bytes:
-        """A part of a file; more than the whole file, in all, is never read."""
+        """Return a part of a file; more than the whole file, in all, is never read."""
         path = (self.path / location).resolve()
         if Path(location).is_absolute() or not path.is_relative_to(self.path):
             raise ValueError("a file outside of the model's folder")
@@ -141,7 +141,7 @@ def array_of(tensor: Any, folder: Folder | None, where: str) -> np.ndarray:
 
 
 def dense(sparse: Any, folder: Folder | None, where: str) -> np.ndarray:
-    """The array of a SparseTensorProto."""
+    """Return the array of a SparseTensorProto."""
     shape = tuple(int(n) for n in sparse.dims)
     values = array_of(sparse.values, folder, where)
     indices = array_of(sparse.indices, folder, where)
@@ -354,7 +354,7 @@ def read_model(path: str | os.PathLike[str]) -> OnnxModel:
 
 
 def message(raw: bytes, where: str) -> Any:
-    """The ModelProto that these bytes are, if they are one."""
+    """Return the ModelProto that these bytes are, if they are one."""
     model = onnx.ModelProto()
     try:
         model.ParseFromString(raw)

@@ -72,11 +72,11 @@ class Pair:
         return sizes(self.node.shape, self.twin.shape, self.node)
 
     def sizes(self, name: str) -> tuple[Size, ...]:
-        """An attribute that is a shape."""
+        """Return an attribute that is a shape."""
         return sizes(self.node.attrs[name], self.twin.attrs[name], self.node)
 
     def different(self) -> list[str]:
-        """The attributes that are not the same in both graphs."""
+        """Return the attributes that are not the same in both graphs."""
         a, b = self.node.attrs, self.twin.attrs
         return [name for name in a if not (a[name] == b[name] or _both_nan(a[name], b[name]))]
 
@@ -95,7 +95,7 @@ def _both_nan(a: Any, b: Any) -> bool:
 
 
 def size(first: int, second: int, node: Node) -> Size:
-    """A size as a function of the number of samples."""
+    """Return a size as a function of the number of samples."""
     if first == second:
         return first
     times, rest = divmod(first, FIRST)
@@ -105,7 +105,7 @@ def size(first: int, second: int, node: Node) -> Size:
 
 
 def not_open(expected: str, first: object, second: object, node: Node) -> ConfigError:
-    """The error about something that is not a known function of the number of samples."""
+    """Return the error about something that is not a known function of the number of samples."""
     return ConfigError.build(
         "onnx export",
         expected=expected,

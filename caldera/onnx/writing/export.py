@@ -202,7 +202,7 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
 
 
 def to_proto(model: Model, batch_size: int | None = None) -> Any:
-    """A model as a ModelProto."""
+    """Return a model as a ModelProto."""
     counts = (FIRST, SECOND) if batch_size is None else (batch_size, batch_size)
     first, second = (model.open_expressions(count) for count in counts)
     if batch_size is not None and not any(batch_size in each.shape for each in first[0]):

@@ -45,7 +45,7 @@ class Writer:
         return stem if count == 1 else self.unique(f"{stem}_{count - 1}")
 
     def find(self, pair: Pair) -> tuple[str, ...] | None:
-        """The names of a node's outputs, if it has been written, here or outside."""
+        """Return the names of a node's outputs, if it has been written, here or outside."""
         here: Writer | None = self
         while here is not None:
             if pair in here.names:
@@ -54,7 +54,7 @@ class Writer:
         return None
 
     def name(self, pair: Pair) -> str:
-        """The name of a node's only output."""
+        """Return the name of a node's only output."""
         found = self.find(pair)
         assert found is not None
         return found[0]
@@ -88,13 +88,13 @@ class Writer:
         return name
 
     def held(self, value: np.ndarray, stem: str) -> str:
-        """An array that the file holds by name: a parameter, a running statistic."""
+        """Return an array that the file holds by name: a parameter, a running statistic."""
         name = self.unique(stem)
         self.arrays[name] = value
         return name
 
     def scalar(self, value: float, dtype: DType) -> str:
-        """A number."""
+        """Return a number."""
         return self.array(np.array(value, dtype))
 
     def integers(self, values: Sequence[int]) -> str:
@@ -102,7 +102,7 @@ class Writer:
         return self.array(np.array(values, np.int64))
 
     def shape(self, wanted: Sequence[Size]) -> str:
-        """A shape as a vector; parts that depend on the number of samples are computed."""
+        """Return a shape as a vector; parts that depend on the number of samples are computed."""
         if not any(isinstance(each, BatchMultiple) for each in wanted):
             return self.integers([each for each in wanted if isinstance(each, int)])
         parts = [
@@ -117,7 +117,7 @@ class Writer:
         return count if times == 1 else self.add("Mul", count, self.integers([times]))
 
     def _number_of_samples(self) -> str:
-        """A size of an input that is the number of samples, read before everything else."""
+        """Return a size of an input that is the number of samples, read before everything else."""
         if self.outer is not None:
             return self.outer._number_of_samples()
         if not self._samples:
@@ -137,11 +137,11 @@ class Writer:
         self.sources[own] = pair
 
     def element_type(self, dtype: DType) -> int:
-        """The number of a dtype in ONNX."""
+        """Return the number of a dtype in ONNX."""
         return NUMBERS[dtype]
 
     def declared(self, name: str, pair: Pair) -> Any:
-        """An input or output of a graph."""
+        """Return an input or output of a graph."""
         names: dict[Size, str] = {BatchMultiple(1): "samples"}
         shape = [each if isinstance(each, int) else names.get(each) for each in pair.shape]
         return helper.make_tensor_value_info(name, NUMBERS[pair.spec.dtype], shape)

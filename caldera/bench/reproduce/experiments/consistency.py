@@ -280,7 +280,7 @@ def constants(share: float, steps: int) -> list[float]:
 
 
 def top(values: Array, share: float) -> Array:
-    """The largest numbers, zeros elsewhere.
+    """Return the largest numbers, zeros elsewhere.
 
     >>> top(np.array([1.0, -3.0]), 0.5)
     array([ 0., -3.])

@@ -117,7 +117,7 @@ def is_free(node: Node) -> bool:
 
 
 def home_of(symbol: Symbol) -> Device:
-    """The device whose kernels use the symbol's tensor."""
+    """Return the device whose kernels use the symbol's tensor."""
     tensor = symbol.value
     return find_device("cpu") if tensor.kind is HOST else tensor.device
 
@@ -140,7 +140,7 @@ class Subgraph:
 
 
 def groups_of(program: Program, places: Places, first: Device) -> list[tuple[Device, list[Node]]]:
-    """The nodes that are computed, in as long runs on one device as their order allows."""
+    """Return the nodes that are computed, in as long runs on one device as their order allows."""
     nodes = [node for node in program.order() if node in places]
     users = users_of(program.order())
     missing = {node: sum(given in places for given in set(node.inputs)) for node in nodes}
@@ -172,7 +172,7 @@ def groups_of(program: Program, places: Places, first: Device) -> list[tuple[Dev
 
 
 def parts_of(program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> list[Subgraph]:
-    """The parts in the order in which they are launched."""
+    """Return the parts in the order in which they are launched."""
     return _Partitioner(program, split_host_work(groups)).parts
 
 
@@ -249,7 +249,7 @@ class _Partitioner:
         return node if is_free(node) else _leaf(self._carrier_for(node, number))
 
     def _carrier_for(self, node: Node, number: int) -> Symbol:
-        """The tensor in which this part finds what another one has computed."""
+        """Return the tensor in which this part finds what another one has computed."""
         device, made = self._devices[number], self._number[node]
         source, carrier = self._carrier_to(node, made, device)
         if source is device:
@@ -272,7 +272,7 @@ class _Partitioner:
         return source, carrier
 
     def _relay(self, node: Node, source: Symbol, number: int) -> Symbol:
-        """A copy of a tensor that the device of a part cannot reach, made before it runs."""
+        """Return a copy of a tensor that the device of a part cannot reach, made before it runs."""
         device = self._devices[number]
         target = self._carriers.get((node, device))
         if target is None:
@@ -333,7 +333,7 @@ class _Partitioner:
     def _late_carrier_for(
         self, node: Node, made: int, home: Device, relays: list[tuple[Symbol, Symbol]]
     ) -> Symbol:
-        """The tensor in which a part at the end finds what part `made` computes."""
+        """Return the tensor in which a part at the end finds what part `made` computes."""
         source, carrier = self._carrier_to(node, made, home)
         if home.is_host and not source.is_host:
             self._sent[made][carrier] = None

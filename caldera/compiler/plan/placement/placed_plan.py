@@ -160,8 +160,8 @@ class PlacedPlan(Plan):
         return [results[number] for number in range(len(self.original.outputs))]
 
     def _checked(self, feeds: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """All inputs, before the first part runs: a later one must not find a wrong value when
-        variables have been written already."""
+        """Return all inputs, before the first part runs: a later one must not find a wrong value
+        when variables have been written already."""
         check_feeds(feeds)
         inputs = {each.name: each for each in self.symbols if each.role == "input"}
         return checked_feeds(feeds or {}, {name: inputs[name] for name in self.inputs})
@@ -181,8 +181,8 @@ class PlacedPlan(Plan):
 
     @checked
     def explain(self, feeds: Mapping[str, Any] | None = None, *, time: bool = True) -> Explanation:
-        """The tables of all parts as one, with the device of each step and the copies between
-        them; see `Plan.explain`."""
+        """Return the tables of all parts as one, with the device of each step and the copies
+        between them; see `Plan.explain`."""
         given = {} if feeds is None else feeds
         if time:
             self._rehearse(feeds)

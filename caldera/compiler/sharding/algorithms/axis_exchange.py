@@ -265,7 +265,7 @@ def _cuts_of(length: int, comm: Communicator) -> Cuts:
 def top_k(
     part: np.ndarray, cuts: Cuts, k: int, comm: Communicator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k largest along the first axis, largest first, and their indices, on all ranks.
+    """Return the k largest along the first axis, largest first, and their indices, on all ranks.
 
     Each rank sends its own k largest and no more.
     """
@@ -298,8 +298,8 @@ SHORT = 1 << 14
 
 
 def factors(n: int, ranks: int) -> tuple[int, int] | None:
-    """Two factors that are as equal as possible, neither smaller than the number of ranks; None if
-    there are none."""
+    """Return two factors that are as equal as possible, neither smaller than the number of ranks;
+    None if there are none."""
     for first in range(isqrt(n), max(ranks, 2) - 1, -1):
         if n % first == 0:
             return first, n // first

@@ -137,8 +137,8 @@ class Factorisation:
                 taken += count
 
     def _tiles(self, source: tuple[int, int], target: tuple[int, int]) -> Iterator[Tile]:
-        """The blocks on the diagonal and above it that a place of the grid has, and another what
-        lies as far below it."""
+        """Yield the blocks on the diagonal and above it that a place of the grid has, and another
+        what lies as far below it."""
         grid, block, n = self.grid, self.block, self.n
         for row in range(-(-n // block)):
             if (row % grid.rows, row % grid.columns) != (source[0], target[1]):

@@ -77,7 +77,7 @@ def _rows_apart(x: np.ndarray) -> int | None:
 
 
 def _operand(x: np.ndarray) -> tuple[np.ndarray, int, bytes]:
-    """A matrix as BLAS reads it, whose columns are our rows: it sees the transpose of x."""
+    """Return a matrix as BLAS reads it, whose columns are our rows: it sees the transpose of x."""
     apart = _rows_apart(x)
     if apart is not None:
         return x, apart, b"N"
@@ -131,7 +131,7 @@ def subtract_product(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
 def solve_triangular(
     a: np.ndarray, b: np.ndarray, *, lower: bool, adjoint: bool = False, unit: bool = False
 ) -> np.ndarray:
-    """The x of a x = b, or of aᴴ x = b, for a triangle of `a`.
+    """Return the x of a x = b, or of aᴴ x = b, for a triangle of `a`.
 
     >>> solve_triangular(np.array([[2.0, 9.0], [1.0, 4.0]]), np.ones((2, 1)), lower=True).ravel()
     array([0.5  , 0.125])

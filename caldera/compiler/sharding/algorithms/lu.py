@@ -53,11 +53,11 @@ class Cyclic:
         return (column // self.block) % self.grid.columns
 
     def local_rows(self, begin: int, end: int) -> slice:
-        """This rank's rows of a range."""
+        """Return this rank's rows of a range."""
         return slice(self._rows_before[begin], self._rows_before[end])
 
     def local_columns(self, begin: int, end: int) -> slice:
-        """This rank's columns of a range."""
+        """Return this rank's columns of a range."""
         return slice(self._columns_before[begin], self._columns_before[end])
 
     def row_counts(self, begin: int) -> list[int]:
@@ -108,8 +108,8 @@ def _panel(a: np.ndarray, begin: int, where: Cyclic) -> LUPanel:
 
 
 def lu(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's part of L (without its diagonal of ones) and U in one matrix, and the rows of A
-    in the order in which L U has them."""
+    """Return this rank's part of L (without its diagonal of ones) and U in one matrix, and the rows
+    of A in the order in which L U has them."""
     a = np.ascontiguousarray(part).copy()
     where = Cyclic((n, n), block, grid)
     order = np.arange(n)
@@ -193,7 +193,7 @@ def solve_lu(
     block: int,
     grid: ProcessGrid,
 ) -> np.ndarray:
-    """This rank's part of x with A x = b, both block-cyclic on the grid of the factors."""
+    """Return this rank's part of x with A x = b, both block-cyclic on the grid of the factors."""
     n = len(order)
     of_b = Cyclic((n, columns), block, grid)
     x = np.ascontiguousarray(b).copy()
@@ -239,7 +239,7 @@ def triangular_solve(
 def diagonal_of(
     part: np.ndarray, shape: tuple[int, int], block: int, grid: ProcessGrid
 ) -> np.ndarray:
-    """The diagonal of a block-cyclic matrix, on all ranks."""
+    """Return the diagonal of a block-cyclic matrix, on all ranks."""
     where = Cyclic(shape, block, grid)
     found = np.zeros(min(shape), part.dtype)
     both, row, column = np.intersect1d(where.rows, where.columns, return_indices=True)
@@ -249,7 +249,7 @@ def diagonal_of(
 
 
 def slogdet(factors: np.ndarray, order: np.ndarray, block: int, grid: ProcessGrid) -> tuple:
-    """The sign of the determinant, of length 1 or 0, and the logarithm of its magnitude."""
+    """Return the sign of the determinant, of length 1 or 0, and the logarithm of its magnitude."""
     diagonal = diagonal_of(factors, (len(order), len(order)), block, grid)
     size = np.abs(diagonal)
     if np.any(size == 0):

@@ -96,7 +96,7 @@ def block_size(n: int, ranks: int, widest: int = BLOCK) -> int:
 
 
 def grid_of(comm: Communicator) -> ProcessGrid:
-    """The ranks as a grid for factorisations."""
+    """Return the ranks as a grid for factorisations."""
     return process_grid(comm, *factorisation_grid(comm.size))
 
 

@@ -27,7 +27,7 @@ def even_cuts(length: int, parts: int) -> Cuts:
 
 
 def cyclic_indices(length: int, block: int, parts: int, part: int) -> np.ndarray:
-    """The indices of an axis that a part has, if blocks are dealt to the parts in turns.
+    """Return the indices of an axis that a part has, if blocks are dealt to the parts in turns.
 
     >>> cyclic_indices(10, 2, 3, 0)
     array([0, 1, 6, 7])

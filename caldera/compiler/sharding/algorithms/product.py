@@ -47,7 +47,7 @@ _SLICE = 5
 
 
 def panel_count(length: int, bytes_each: int) -> int:
-    """The number of panels of an axis of which an index takes that many bytes."""
+    """Return the number of panels of an axis of which an index takes that many bytes."""
     widest = max(PANEL_BYTES // max(bytes_each, 1), NARROWEST)
     return -(-length // widest)
 
@@ -97,7 +97,7 @@ class InnerSlice:
 
 
 def stretches_of(inner_a: Cuts, inner_b: Cuts) -> list[InnerSlice]:
-    """The inner axis in stretches that have one owner each."""
+    """Return the inner axis in stretches that have one owner each."""
     return [
         InnerSlice(begin, end, _owner(inner_a, begin), _owner(inner_b, begin))
         for begin, end in pairwise(sorted({*inner_a, *inner_b}))
@@ -147,12 +147,12 @@ class Factors:
     columns: Cuts
 
     def of_a(self, part: InnerSlice) -> np.ndarray:
-        """This rank's columns of A in a slice."""
+        """Return this rank's columns of A in a slice."""
         first = self.inner_a[self.grid.column]
         return self.a[:, part.begin - first : part.end - first]
 
     def of_b(self, part: InnerSlice) -> np.ndarray:
-        """This rank's rows of B in a slice."""
+        """Return this rank's rows of B in a slice."""
         first = self.inner_b[self.grid.row]
         return self.b[part.begin - first : part.end - first]
 
@@ -353,7 +353,7 @@ def _rows(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 
 def longest(cuts: Cuts) -> int:
-    """The length of the longest part."""
+    """Return the length of the longest part."""
     return int(max(np.diff(cuts)))
 
 

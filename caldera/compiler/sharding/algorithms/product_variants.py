@@ -239,7 +239,7 @@ def run_matmul(
     options: Options,
     comm: Communicator,
 ) -> list[np.ndarray]:
-    """This rank's part of a product, or of several."""
+    """Return this rank's part of a product, or of several."""
     out = np.empty(outputs[0].local_shape(comm.rank), parts[0].dtype)
     run_matmul_into((out,), parts, inputs, outputs, options, comm)
     return [out]

@@ -63,8 +63,8 @@ class Reflectors:
 def qr(
     part: np.ndarray, shape: tuple[int, int], block: int, grid: ProcessGrid
 ) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's parts of Q and R, reduced, block-cyclic as the matrix is; the diagonal of R is
-    not negative."""
+    """Return this rank's parts of Q and R, reduced, block-cyclic as the matrix is; the diagonal of
+    R is not negative."""
     a = np.ascontiguousarray(part).copy()
     m, n = shape
     k = min(m, n)
@@ -83,7 +83,7 @@ def qr(
 
 
 def _reflected(a: np.ndarray, k: int, where: Cyclic) -> list[Reflectors]:
-    """The reflections that make zeros below the diagonal of `a`, which becomes R."""
+    """Return the reflections that make zeros below the diagonal of `a`, which becomes R."""
     grid, (m, n), block = where.grid, where.shape, where.block
     found = []
     ahead = _panel(a, 0, min(block, k), where) if k else None
@@ -154,7 +154,7 @@ def _with_positive_diagonal(
 
 
 def _signs(diagonal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sign of each number, 1 for 0, and its magnitude."""
+    """Return the sign of each number, 1 for 0, and its magnitude."""
     size = np.abs(diagonal)
     return np.where(size == 0, 1, diagonal / np.where(size == 0, 1, size)).astype(
         diagonal.dtype
@@ -277,8 +277,8 @@ class Bidiagonalisation:
         return index // DEALT % self.comm.size
 
     def _column(self, index: int) -> np.ndarray:
-        """A column of the matrix as it is now, from its `index` on, or zeros where others have
-        it."""
+        """Return a column of the matrix as it is now, from its `index` on, or zeros where others
+        have it."""
         if self._owner(index) != self.comm.rank:
             return np.zeros(self.columns.shape[1] - index, self.columns.dtype)
         at, waiting = self._begin(index), self._waiting

@@ -282,8 +282,8 @@ def _own_columns(n: int, comm: Communicator) -> slice:
 def _in_order(
     parts: tuple[np.ndarray, ...], n: int, comm: Communicator, *, descending: bool
 ) -> tuple[np.ndarray, list[LocalMatrix]]:
-    """The lengths of the first part's columns in order, and all columns in that order, evenly
-    spread."""
+    """Return the lengths of the first part's columns in order, and all columns in that order,
+    evenly spread."""
     cuts = jacobi_cuts(n, comm.size)
     counts = [int(count) for count in np.diff(cuts)]
     own = np.sqrt(np.sum(np.abs(parts[0]) ** 2, axis=0))
@@ -362,7 +362,7 @@ def largest_singular(
     tolerance: float | None = None,
     most_steps: int = 60,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """This rank's rows of U, and on all ranks s, Vᴴ and a bound for the error of each s."""
+    """Return this rank's rows of U, and on all ranks s, Vᴴ and a bound for the error of each s."""
     n, dtype = part.shape[1], part.dtype
     k = min(k, rows, n)
     width = min(k + OVERSAMPLING, rows, n)

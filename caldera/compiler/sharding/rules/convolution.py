@@ -158,7 +158,7 @@ def _parts(layout: CartesianLayout, axis: int) -> list[Range]:
 def _seen(
     graph: Propagation, part: Node, spatial: Spatial
 ) -> tuple[Node, tuple[tuple[int, int], ...]]:
-    """The images that this rank's results see, and the padding around them."""
+    """Return the images that this rank's results see, and the padding around them."""
     padding = []
     for axis, window in zip(SPACE, spatial.windows, strict=True):
         ranges = [window.inputs(each) for each in _parts(spatial.results, axis)]

@@ -156,7 +156,7 @@ def _reduce(node: Node, parts: Sequence[Node], layouts: tuple[CartesianLayout, .
 
 
 def _range(dtype: DType) -> tuple[Any, Any]:
-    """The least and the largest number of a dtype."""
+    """Return the least and the largest number of a dtype."""
     if dtype == bool_:
         return False, True
     if is_float(dtype):

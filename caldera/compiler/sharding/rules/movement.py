@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def constant_array(values: np.ndarray) -> Node:
-    """A constant array as a node."""
+    """Return a constant array as a node."""
     return array_node(values) if values.size else full(values.shape, 0, values.dtype)
 
 
@@ -326,7 +326,7 @@ def _cut(node: Node, axis: int, stretch: slice) -> Node:
 
 
 def part(node: Node, layout: CartesianLayout, rank: int) -> Node:
-    """A rank's part of a value that it has all of."""
+    """Return a rank's part of a value that it has all of."""
     if rank not in layout.ranks:
         return full(layout.local_shape(rank), 0, node.dtype)
     axes = range(len(layout.shape))
@@ -338,7 +338,7 @@ def part(node: Node, layout: CartesianLayout, rank: int) -> Node:
 def embed(
     node: Node, stretches: Sequence[Sequence[slice]], shape: Sequence[int], value: complex = 0
 ) -> Node:
-    """A value of `shape` that has the node along these stretches, and a number elsewhere."""
+    """Return a value of `shape` that has the node along these stretches, and a number elsewhere."""
     for axis, slices in enumerate(stretches):
         node = _embedded_along(node, axis, slices, shape[axis], value)
     return node

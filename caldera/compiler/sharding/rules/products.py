@@ -189,7 +189,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 
 @rule("dropout")
 def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
-    """The same elements as on one rank: numbers are counted through the whole array."""
+    """Return the same elements as on one rank: numbers are counted through the whole array."""
     x, state, _ = node.inputs
     layout = graph.suited(x)
     if layout is None or (graph.may_exchange and layout.split_axes not in ((), (SAMPLES,))):

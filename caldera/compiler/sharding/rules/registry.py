@@ -219,8 +219,8 @@ def letter_ways(
     signature: AxisSignature,
     make: Callable[[Sequence[Node], tuple[CartesianLayout, ...]], Any] | None = None,
 ) -> list[ShardingRule]:
-    """The ways of an op that is a loop over letters. `make` writes the node of a rank, if it is not
-    simply the same op: it is given the parts and the layouts of the results."""
+    """Return the ways of an op that is a loop over letters. `make` writes the node of a rank, if it
+    is not simply the same op: it is given the parts and the layouts of the results."""
     shapes = [given.shape for given in node.inputs]
     found = []
     for assignment in _assignments(graph, node, signature):

@@ -154,7 +154,7 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
 
 
 def _normal_gate(x: Node) -> Node:
-    """The probability that a standard normal number is below x."""
+    """Return the probability that a standard normal number is below x."""
     half = scalar(0.5, x)
     return add(mul(erf(mul(x, scalar(math.sqrt(0.5), x))), half), half)
 
@@ -251,7 +251,7 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
 
 @_activation("rbf")
 def rbf(x: Node, *, eps: float) -> Node:
-    """The Gaussian radial basis function exp(-(eps x)^2)."""
+    """Return the Gaussian radial basis function exp(-(eps x)^2)."""
     return exp(neg(square(mul(x, scalar(eps, x)))))
 
 

@@ -171,7 +171,7 @@ def attention_backward_packed(
     *masks: Node,
     **how: Any,
 ) -> Node:
-    """The gradients of q, k and v, each (N, heads, T, D), side by side as (N, T, 3 heads D).
+    """Return the gradients of q, k and v, each (N, heads, T, D), side by side as (N, T, 3 heads D).
 
     That is the gradient of the product of which they are views. Passes make it of the pieces.
     """
@@ -199,7 +199,7 @@ def attention_grad(
     scale: float,
     **compute: str,
 ) -> Nodes:
-    """The gradients with respect to q, k, v and a mask that was added.
+    """Return the gradients with respect to q, k, v and a mask that was added.
 
     `logarithm` is the second output of the attention; `common`, one number a row, is the sum of
     g * y, less the gradient of the logarithm.

@@ -56,7 +56,7 @@ _known: dict[Hashable, Node] = {}
 
 
 def constant(value: Number, dtype: DType) -> Node:
-    """A scalar constant, rounded to `dtype`."""
+    """Return a scalar constant, rounded to `dtype`."""
     if type(value) not in _NUMBERS:
         value = np.asarray(value).item()
     key = (frozen(value), dtype)
@@ -102,13 +102,13 @@ def tensor(*, symbol: Symbol) -> Spec:
 
 @op("array", kind="leaf")
 def array(*, symbol: Symbol) -> Spec:
-    """A constant array: it never changes, so it may be folded."""
+    """Return a constant array: it never changes, so it may be folded."""
     return symbol.spec
 
 
 @op("iota", kind="leaf")
 def iota(*, shape: Shape, axis: int, dtype: DType) -> Spec:
-    """The index along `axis`, as a value of `shape`."""
+    """Return the index along `axis`, as a value of `shape`."""
     return Spec(shape, dtype)
 
 
@@ -154,7 +154,7 @@ def _reshape(x: Spec, *, shape: Shape) -> Spec:
 
 
 def reshape(x: Node, shape: Shape) -> Node:
-    """The same elements in the same (row-major) order in another shape."""
+    """Return the same elements in the same (row-major) order in another shape."""
     return x if x.shape == shape else _reshape(x, shape=shape)
 
 
@@ -166,7 +166,7 @@ def reduced_shape(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
 
 
 def expand_reduced(reduced: Node, shape: Shape, axes: Axes) -> Node:
-    """A reduced value, back in the shape it was reduced from."""
+    """Return a reduced value, back in the shape it was reduced from."""
     return broadcast_to(reshape(reduced, reduced_shape(shape, axes, keepdims=True)), shape)
 
 
@@ -214,7 +214,7 @@ def _(g: Node, y: Node, x: Node, *, dtype: DType) -> tuple[Node | None, ...]:
 
 
 def cast(x: Node, dtype: DType) -> Node:
-    """The same values in another dtype (to bool: whether they are not zero)."""
+    """Return the same values in another dtype (to bool: whether they are not zero)."""
     return x if x.dtype == dtype else _cast(x, dtype=dtype)
 
 

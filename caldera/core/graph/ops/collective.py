@@ -47,7 +47,7 @@ _numbers = itertools.count()
 
 
 def next_number() -> Number:
-    """The number of a collective that is written now."""
+    """Return the number of a collective that is written now."""
     return (next(_numbers),)
 
 

@@ -32,7 +32,7 @@ from caldera.core.tensor.dtype import is_inexact
     flops=lambda node: sum(part.op.count_flops(part) for part in node.attrs["body"].order()),
 )
 def fused(*inputs: Spec, body: Body) -> tuple[Spec, ...]:
-    """The outputs of `body`, computed in one pass over the data. Made by passes."""
+    """Return the outputs of `body`, computed in one pass over the data. Made by passes."""
     if inputs != body.parameters:
         refuse_shape(f"inputs {', '.join(str(spec) for spec in body.parameters)}")
     return tuple(node.spec for node in body.outputs)
@@ -143,7 +143,7 @@ def _(
 def _of_step(
     body: Body, seeds: Sequence[Node | None], parameters: Sequence[Node], carried: Sequence[int]
 ) -> dict[int, Node]:
-    """The gradient of each parameter that has one; carries have one, maybe of zeros."""
+    """Return the gradient of each parameter that has one; carries have one, maybe of zeros."""
     found = accumulate(body.outputs, seeds, parameters)
     zeros = {i: full(parameters[i].shape, 0, parameters[i].dtype) for i in carried}
     return {i: part for i, part in enumerate(found) if part is not None} | {
@@ -175,7 +175,7 @@ def _or_zeros(node: Node | None, spec: Spec) -> Node:
 
 
 def with_body(loop: Node, body: Body, *more: Node) -> Node:
-    """The loop with another body, which takes `more` constants."""
+    """Return the loop with another body, which takes `more` constants."""
     return loop.op.node(*loop.inputs, *more, **{**loop.attrs, "body": body})
 
 
@@ -290,7 +290,7 @@ def _history(saved: Sequence[Node], loop: Node) -> list[Node]:
 
 
 def close_over(arguments: Sequence[Node], outputs: Sequence[Node]) -> Nodes:
-    """The outer nodes that a traced body reads: they become constants of the loop."""
+    """Return the outer nodes that a traced body reads: they become constants of the loop."""
     inside = set(arguments)
     # Constants, also seen in a larger shape: every body has its own, so that they fuse.
     everywhere: set[Node] = set()

@@ -134,7 +134,7 @@ class _States:
 
 
 def _emissions(probabilities: Node, states: _States) -> Node:
-    """The log-probability of each state's class at each frame: (frames, samples, states)."""
+    """Return the log-probability of each state's class at each frame: (frames, samples, states)."""
     frames = probabilities.shape[1]
     taken = cast(take_along_axis(probabilities, _in_every_frame(states, frames), axis=2), float64)
     return transpose(maximum(taken, constant(IMPOSSIBLE, float64)), (1, 0, 2))
@@ -233,7 +233,7 @@ def _backward(emissions: Node, states: _States) -> Node:
 
 
 def _ends(alpha: Node, states: _States) -> Node:
-    """The log-likelihood, from the forward variables of the last frame."""
+    """Return the log-likelihood, from the forward variables of the last frame."""
     last = _choice(states.is_last, narrow(alpha, 1, 2, states.count))
     total = logsumexp(last, axis=(1,), keepdims=False)
     return where(states.is_empty, constant(0, float64), total)
@@ -243,8 +243,8 @@ def _ends(alpha: Node, states: _States) -> Node:
 def ctc_log_likelihood(
     probabilities: Node, labels: Node, input_lengths: Node, label_lengths: Node, *, blank: int
 ) -> Node:
-    """The logarithm of the likelihood of each sample's labels, (samples,), from log-probabilities
-    (samples, frames, classes)."""
+    """Return the logarithm of the likelihood of each sample's labels, (samples,), from
+    log-probabilities (samples, frames, classes)."""
     _check(probabilities, labels, input_lengths, label_lengths, blank=blank)
     states = _States(probabilities.shape, labels, input_lengths, blank, label_lengths)
     total = _ends(_forward(_emissions(probabilities, states), states)[0], states)

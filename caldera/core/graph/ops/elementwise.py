@@ -37,7 +37,7 @@ Gradient = tuple[Node | None, ...]
 
 
 def broadcast(*specs: Spec) -> Shape:
-    """The shape these broadcast to, or a refusal that the op turns into the user's error."""
+    """Return the shape these broadcast to, or a refusal that the op turns into the user's error."""
     try:
         return broadcast_shapes(*[spec.shape for spec in specs])
     except ShapeError:
@@ -61,7 +61,7 @@ def _numbers(*specs: Spec) -> Spec:
 
 
 def floats(*specs: Spec) -> Spec:
-    """The rule of functions of floating-point numbers: one dtype, shapes that broadcast."""
+    """Return the rule of functions of floating-point numbers: one dtype, shapes that broadcast."""
     result = _same(*specs)
     if not is_inexact(result.dtype):
         refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
@@ -116,7 +116,7 @@ def define(
 
 
 def scalar(value: Number, like: Node) -> Node:
-    """A constant of the dtype of `like`."""
+    """Return a constant of the dtype of `like`."""
     return constant(value, like.dtype)
 
 

@@ -135,8 +135,8 @@ def conv2d_epilogue(
 
 @composite("max_pool2d_epilogue")
 def max_pool2d_epilogue(x: Node, *bias: Node, activated: bool, **how: Any) -> Nodes:
-    """The largest of each window plus a bias of shape (channels, 1, 1), if there is one, after a
-    relu if `activated`; and where in its window the largest stands."""
+    """Return the largest of each window plus a bias of shape (channels, 1, 1), if there is one,
+    after a relu if `activated`; and where in its window the largest stands."""
     largest, index = max_pool2d.outputs(x, **how)
     if len(bias) > 1 or not all(is_channel_bias(each, largest) for each in bias):
         refuse_shape(f"at most one bias, along the channels of {largest.shape}")
@@ -211,7 +211,7 @@ def batch_norm_relu_grad(
     axis: int,
     eps: float,
 ) -> Nodes:
-    """The gradients of relu(batch_norm(x)) with respect to x, scale and shift.
+    """Return the gradients of relu(batch_norm(x)) with respect to x, scale and shift.
 
     Where the relu let something through is computed again from x: that is cheaper than to read it.
     """
@@ -348,9 +348,9 @@ def layer_norm_grad_residual(
     dtype: DType | None,
     summed: bool,
 ) -> Nodes:
-    """The gradients of layer_norm with respect to x, scale and shift; `more`, if it is there, is
-    added to the first, which then follows in `dtype` (unless that is None), and, if `summed`, its
-    sum over samples, of the shape of the scale."""
+    """Return the gradients of layer_norm with respect to x, scale and shift; `more`, if it is
+    there, is added to the first, which then follows in `dtype` (unless that is None), and, if
+    `summed`, its sum over samples, of the shape of the scale."""
     dx, for_scale, for_shift = layer_norm_grad.outputs(
         g, x, scale, mean, variance, axis=axis, eps=eps
     )
@@ -367,7 +367,7 @@ def layer_norm_grad_residual(
 
 @composite("cross_entropy_with_gradient")
 def cross_entropy_with_gradient(g: Node, logits: Node, labels: Node, *, axis: int) -> Nodes:
-    """The losses, and g times their gradients in the dtype of the logits.
+    """Return the losses, and g times their gradients in the dtype of the logits.
 
     In half precision all is computed in float32, in which g and the losses are.
     """

@@ -97,7 +97,7 @@ def _over_differences(x: Node, values: Node) -> Node:
 
 @op("cholesky", flops=cost(lambda batch, m, n: batch * n**3 // 3))
 def cholesky(a: Spec) -> Spec:
-    """The lower triangular L with L Lᵀ = (a + aᵀ) / 2."""
+    """Return the lower triangular L with L Lᵀ = (a + aᵀ) / 2."""
     check_square(a)
     return a
 
@@ -251,7 +251,7 @@ def _off_diagonal(x: Node) -> Node:
 
 
 def _turning(x: Node, g: Node, axis: int) -> Node:
-    """The derivative of the loss for turning each vector along `axis` by a phase."""
+    """Return the derivative of the loss for turning each vector along `axis` by a phase."""
     return sum_(imag(mul(conj(x), g)), (len(x.shape) + axis,))
 
 

@@ -61,7 +61,7 @@ fft.gradient(lambda g, y, x, *, axis, inverse: (fft(g, axis=axis, inverse=not in
 
 @op("rfft")
 def rfft(x: Spec, *, axis: int) -> Spec:
-    """The first n // 2 + 1 frequencies of a real signal."""
+    """Return the first n // 2 + 1 frequencies of a real signal."""
     check_float(x)
     if not 0 <= axis < x.rank:
         refuse_shape(f"a signal along axis {axis}")
@@ -76,7 +76,7 @@ def rfft(x: Spec, *, axis: int) -> Spec:
     gradient=lambda g, y, x, *, axis, n: (mul(rfft(g, axis=axis), _paired(n, axis, x, 2)),),
 )
 def irfft(x: Spec, *, axis: int, n: int) -> Spec:
-    """The real signal of length n with these frequencies, times n.
+    """Return the real signal of length n with these frequencies, times n.
 
     The imaginary parts of frequency 0 and, for even n, of the last one are ignored.
     """
@@ -126,8 +126,8 @@ mirror.decompose = _mirrored
 
 
 def all_frequencies(half: Node, axis: int, n: int, others: tuple[int, ...] = ()) -> Node:
-    """All n frequencies along `axis` of real signals whose first n // 2 + 1 are given; `others` are
-    the axes along which they were transformed as well."""
+    """Return all n frequencies along `axis` of real signals whose first n // 2 + 1 are given;
+    `others` are the axes along which they were transformed as well."""
     return mirror(half, axis=axis, begin=1, end=(n - 1) // 2 + 1, others=others)
 
 

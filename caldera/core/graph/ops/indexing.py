@@ -53,7 +53,7 @@ def _gathered(x: Spec, indices: Spec, axis: int) -> Shape:
 
 @op("gather", kind="movement")
 def gather(x: Spec, indices: Spec, *, axis: int) -> Spec:
-    """The parts of `x` at `indices` along `axis`, which the axes of `indices` replace."""
+    """Return the parts of `x` at `indices` along `axis`, which the axes of `indices` replace."""
     return Spec(_gathered(x, indices, axis), x.dtype)
 
 

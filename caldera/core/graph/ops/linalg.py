@@ -67,12 +67,12 @@ def check_square(x: Spec) -> None:
 
 
 def product(a: Node, b: Node, *, ta: bool = False, tb: bool = False) -> Node:
-    """The product of matrices, each (conjugate) transposed where that is said."""
+    """Return the product of matrices, each (conjugate) transposed where that is said."""
     return matmul(conj(a) if ta else a, conj(b) if tb else b, ta=ta, tb=tb)
 
 
 def adjoint(x: Node) -> Node:
-    """The conjugate transpose of each matrix."""
+    """Return the conjugate transpose of each matrix."""
     return conj(swap_last(x))
 
 
@@ -120,7 +120,7 @@ def _diagonal_bounds(shape: Shape, offset: int) -> tuple[tuple[int, int, int], .
 
 
 def diagonal(x: Node, offset: int = 0) -> Node:
-    """A diagonal of each matrix, the main one moved right by `offset`."""
+    """Return a diagonal of each matrix, the main one moved right by `offset`."""
     *batch, rows, columns = x.shape
     return slice_(reshape(x, (*batch, rows * columns)), _diagonal_bounds(x.shape, offset))
 
@@ -166,14 +166,14 @@ def cost(rule: Callable[[int, int, int], int]) -> FlopsRule:
     flops=cost(lambda batch, m, n: batch * 2 * n**3),
 )
 def inverse(a: Spec) -> Spec:
-    """The inverse of each matrix."""
+    """Return the inverse of each matrix."""
     check_square(a)
     return a
 
 
 @op("solve")
 def solve(a: Spec, b: Spec) -> Spec:
-    """The x of a x = b, for matrices b of shape (..., n, k); batches broadcast."""
+    """Return the x of a x = b, for matrices b of shape (..., n, k); batches broadcast."""
     check_square(a)
     check_matrix(b)
     if a.dtype != b.dtype:
@@ -192,7 +192,7 @@ def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
 
 @op("slogdet", flops=cost(lambda batch, m, n: batch * 2 * n**3 // 3))
 def slogdet(a: Spec) -> tuple[Spec, Spec]:
-    """The sign of the determinant (0 if singular) and the logarithm of its magnitude.
+    """Return the sign of the determinant (0 if singular) and the logarithm of its magnitude.
 
     The sign of a complex determinant is the number of length 1 in its direction.
     """
@@ -215,7 +215,7 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
 
 @composite("determinant")
 def determinant(a: Node) -> Node:
-    """The determinant of each matrix."""
+    """Return the determinant of each matrix."""
     check_square(a.spec)
     sign, logarithm = slogdet.outputs(a)
     return mul(sign, cast(exp(logarithm), a.dtype))

@@ -88,7 +88,7 @@ def _check_labels(logits: Node, labels: Node, axis: int) -> None:
 @composite("cross_entropy_grad")
 @widened
 def cross_entropy_grad(g: Node, logits: Node, labels: Node, *, axis: int) -> Node:
-    """The gradient of cross_entropy with respect to the logits: g * (softmax - one_hot)."""
+    """Return the gradient of cross_entropy with respect to the logits: g * (softmax - one_hot)."""
     own = cast(is_label(labels, logits.shape, axis), logits.dtype)
     spread = expand_reduced(g, logits.shape, (axis,))
     return mul(spread, sub(softmax(logits, axis=axis), own))

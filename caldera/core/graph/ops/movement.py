@@ -34,12 +34,12 @@ def _transpose(x: Spec, *, axes: Axes) -> Spec:
 
 
 def transpose(x: Node, axes: Axes) -> Node:
-    """The axes in another order."""
+    """Return the axes in another order."""
     return x if axes == tuple(range(len(axes))) else _transpose(x, axes=axes)
 
 
 def swap_last(x: Node) -> Node:
-    """The transpose of each matrix in a batch."""
+    """Return the transpose of each matrix in a batch."""
     rank = len(x.shape)
     return transpose(x, (*range(rank - 2), rank - 1, rank - 2))
 
@@ -62,7 +62,7 @@ def _slice(x: Spec, *, bounds: Bounds) -> Spec:
 
 
 def slice_(x: Node, bounds: Bounds) -> Node:
-    """A regular part of `x`."""
+    """Return a regular part of `x`."""
     whole = all(bound == (0, n, 1) for bound, n in zip(bounds, x.shape, strict=True))
     return x if whole else _slice(x, bounds=bounds)
 
@@ -106,7 +106,7 @@ def _flip(x: Spec, *, axis: Axes) -> Spec:
 
 
 def flip(x: Node, axis: Axes) -> Node:
-    """The elements in reverse order along `axis`."""
+    """Return the elements in reverse order along `axis`."""
     return x if not axis else _flip(x, axis=axis)
 
 

@@ -282,7 +282,7 @@ def _window_scale(x: Node, window: int, alpha: float, k: float) -> Node:
 def local_response_norm_grad(
     g: Node, x: Node, *, window: int, alpha: float, beta: float, k: float
 ) -> Node:
-    """The gradient of local_response_norm: each channel's own part, and its neighbours'."""
+    """Return the gradient of local_response_norm: each channel's own part, and its neighbours'."""
     scale = _window_scale(x, window, alpha, k)
     own = mul(g, pow_(scale, scalar(-beta, x)))
     # The channels whose windows hold this one lie mirrored.

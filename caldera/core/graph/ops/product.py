@@ -171,7 +171,7 @@ def conv2d_input(
     groups: int,
     compute: str | None = None,
 ) -> Spec:
-    """The gradient of `conv2d` with respect to its input, which has `shape`."""
+    """Return the gradient of `conv2d` with respect to its input, which has `shape`."""
     _check_floats(g, w)
     _check_slope(g, _conv_shape(shape, w.shape, stride, padding, dilation, groups))
     return Spec(shape, g.dtype)
@@ -197,7 +197,7 @@ def conv2d_weight(
     groups: int,
     compute: str | None = None,
 ) -> Spec:
-    """The gradient of `conv2d` with respect to its weight, which has `shape`."""
+    """Return the gradient of `conv2d` with respect to its weight, which has `shape`."""
     _check_floats(x, g)
     _check_slope(g, _conv_shape(x.shape, shape, stride, padding, dilation, groups))
     return Spec(shape, x.dtype)
@@ -250,7 +250,7 @@ def _count_of_windows(node: Node) -> int:
 
 
 def index_dtype(size: Pair) -> DType:
-    """The smallest dtype for positions inside a window of this size, with -1 for none."""
+    """Return the smallest dtype for positions inside a window of this size, with -1 for none."""
     return int8 if size[0] * size[1] <= _MOST_IN_INT8 else int32
 
 
@@ -263,7 +263,7 @@ def _check_index(index: Spec, expected: Spec) -> None:
 def max_pool2d(
     x: Spec, *, size: Pair, stride: Pair, padding: Padding, dilation: Pair
 ) -> tuple[Spec, Spec]:
-    """The largest element of each window, and where in its window (row-major) it stands."""
+    """Return the largest element of each window, and where in its window (row-major) it stands."""
     check_float(x)
     shape = _pooled_shape(x.shape, size, stride, padding, dilation)
     return Spec(shape, x.dtype), Spec(shape, index_dtype(size))
@@ -332,7 +332,7 @@ def avg_pool2d(x: Spec, *, size: Pair, stride: Pair, padding: Padding, count_pad
 def avg_pool2d_input(
     g: Spec, *, shape: Shape, size: Pair, stride: Pair, padding: Padding, count_padding: bool
 ) -> Spec:
-    """The gradient of `avg_pool2d` with respect to its input, which has `shape`."""
+    """Return the gradient of `avg_pool2d` with respect to its input, which has `shape`."""
     check_float(g)
     _check_slope(g, _pooled_shape(shape, size, stride, padding, _NO_DILATION))
     return Spec(shape, g.dtype)

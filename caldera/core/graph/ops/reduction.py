@@ -68,7 +68,7 @@ min_ = op("min", kind="reduction", gradient=_among_ties)(_extreme)
 
 @op("prod", kind="reduction")
 def prod(x: Spec, *, axis: Axes, keepdims: bool) -> Spec:
-    """The product over `axis`."""
+    """Return the product over `axis`."""
     return Spec(reduced_shape(x.shape, axis, keepdims), x.dtype)
 
 
@@ -141,7 +141,7 @@ def mean(x: Node, *, axis: Axes, keepdims: bool) -> Node:
 
 @composite("var", kind="reduction")
 def var(x: Node, *, axis: Axes, keepdims: bool, correction: int) -> Node:
-    """The variance over `axis`, divided by the number of elements less `correction`.
+    """Return the variance over `axis`, divided by the number of elements less `correction`.
 
     Of complex numbers it is the mean of |x - mean|^2, a real number.
     """

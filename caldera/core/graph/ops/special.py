@@ -72,7 +72,7 @@ def _polynomial(x: Node, coefficients: Sequence[float]) -> Node:
 @composite("hypot", kind="elementwise")
 @widened
 def hypot(a: Node, b: Node) -> Node:
-    """The length sqrt(a^2 + b^2), without overflow."""
+    """Return the length sqrt(a^2 + b^2), without overflow."""
     _check_floats(a, b)
     first, second = abs_(a), abs_(b)
     longer = maximum(first, second)
@@ -91,7 +91,7 @@ def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
 
 
 def length_or_one(length: Node) -> Node:
-    """A length to divide by: 1 in place of 0."""
+    """Return a length to divide by: 1 in place of 0."""
     return where(equal(length, scalar(0, length)), scalar(1, length), length)
 
 
@@ -203,7 +203,7 @@ def _ratio(x: Node, top: Sequence[float], bottom: Sequence[float]) -> Node:
 )
 @widened
 def erfinv(y: Node) -> Node:
-    """The x with erf(x) = y."""
+    """Return the x with erf(x) = y."""
     _check_floats(y)
     half = mul(y, scalar(0.5, y))
     inside = sub(scalar(0.180625, y), square(half))
@@ -234,7 +234,7 @@ _STIRLING = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
 @composite("digamma", kind="elementwise")
 @widened
 def digamma(x: Node) -> Node:
-    """The derivative of lgamma; so are its own derivatives the polygamma functions."""
+    """Return the derivative of lgamma; so are its own derivatives the polygamma functions."""
     _check_floats(x)
     zero, one = scalar(0, x), scalar(1, x)
     below = less(x, zero)

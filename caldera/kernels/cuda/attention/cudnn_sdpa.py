@@ -142,7 +142,7 @@ class AttentionGraph(CudnnGraph):
 
 @lru_cache(maxsize=1024)
 def graph_of(key: AttentionGraphKey, card: int) -> AttentionGraph | None:
-    """The graph for a key; None where cuDNN has no plan for it."""
+    """Return the graph for a key; None where cuDNN has no plan for it."""
     return supported(lambda: AttentionGraph(key, card))
 
 

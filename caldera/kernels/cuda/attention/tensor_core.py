@@ -137,7 +137,7 @@ class _CoreGradient(GradientWork):
         return f"{self.padded[0]}, {self.padded[1]}, {self.step}"
 
     def of_queries(self, dq: Array) -> KernelLaunch:
-        """The gradients of queries."""
+        """Return the gradients of queries."""
         result = AttentionOperand("dq", dq, is_written=True)
         work, columns = self.work(result), min(self.padded[0], MOST_COLUMNS)
         aligned = flags(_is_aligned(*self.given[:4], result))
@@ -241,7 +241,7 @@ assert all((cudnn_sdpa, tiles))
 
 
 def _apart(node: Node) -> Node:
-    """The node with an output for each of the three."""
+    """Return the node with an output for each of the three."""
     return attention_backward.node(*node.inputs, **node.attrs)
 
 

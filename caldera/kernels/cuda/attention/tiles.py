@@ -106,7 +106,7 @@ class TileGradient(GradientWork):
     """The launches of the gradient."""
 
     def of_queries(self, dq: Array) -> KernelLaunch:
-        """The gradients of queries."""
+        """Return the gradients of queries."""
         work = self.work(AttentionOperand("dq", dq, is_written=True))
         columns, kind = _columns(self.depth), work.computed
         body = (
@@ -165,7 +165,7 @@ class TileGradient(GradientWork):
         )
 
     def of_mask(self, added: Array) -> KernelLaunch:
-        """The gradient of a mask that was added."""
+        """Return the gradient of a mask that was added."""
         result = AttentionOperand(
             "gradients", added, min(added.ndim, 2), is_written=True, is_mask=True
         )
@@ -263,7 +263,7 @@ def _bind_backward(call: Call) -> Runner:
 
 
 def common_bytes(node: Node) -> int:
-    """The workspace for a number for each query."""
+    """Return the workspace for a number for each query."""
     return workspace_bytes(node.inputs[5].spec)
 
 

@@ -126,7 +126,7 @@ class AttentionWork:
         return next(i for i, each in enumerate(self.operands) if each.name == name)
 
     def matrix(self, name: str, head: str = "at") -> str:
-        """The matrix of an operand for a head."""
+        """Return the matrix of an operand for a head."""
         return f"matrix({name}, {head}, steps, {self.place(name)})"
 
     def vector(self, name: str) -> str:
@@ -134,7 +134,7 @@ class AttentionWork:
         return f"{name} + at[{self.place(name)}]"
 
     def step(self, name: str) -> str:
-        """The elements from one query of an operand to the next."""
+        """Return the elements from one query of an operand to the next."""
         return f"steps.row[{self.place(name)}]"
 
     @property
@@ -184,7 +184,7 @@ class AttentionWork:
     def launch(
         self, header: str, name: str, tiles: int, parts: int, body: str, threads: int, shared: int
     ) -> KernelLaunch:
-        """A block for each tile and part of the result of each head."""
+        """Return a block for each tile and part of the result of each head."""
         steps = [pair[i] for i in (0, 1) for pair in (each.steps for each in self.operands)]
         return header_launch(
             header,

@@ -45,7 +45,7 @@ HALVES = ("float16", "bfloat16")
 
 
 def computed_type(dtype: str) -> str:
-    """The type that arithmetic on values of a dtype uses.
+    """Return the type that arithmetic on values of a dtype uses.
 
     >>> computed_type("bfloat16"), computed_type("int8")
     ('float', 'i8')
@@ -122,32 +122,32 @@ _NUMBERS: dict[str, type[ctypes.c_int] | type[ctypes.c_uint] | type[ctypes.c_lon
 
 
 def number(kind: str, value: int) -> Number:
-    """A number of a type of CUDA."""
+    """Return a number of a type of CUDA."""
     return _NUMBERS[kind](value)
 
 
 def i32(value: int) -> Parameter:
-    """A signed number of 32 bits."""
+    """Return a signed number of 32 bits."""
     return Parameter("i32", number("i32", value))
 
 
 def u32(value: int) -> Parameter:
-    """An unsigned number of 32 bits."""
+    """Return an unsigned number of 32 bits."""
     return Parameter("u32", number("u32", value))
 
 
 def i64(value: int) -> Parameter:
-    """A signed number of 64 bits."""
+    """Return a signed number of 64 bits."""
     return Parameter("i64", number("i64", value))
 
 
 def u64(value: int) -> Parameter:
-    """An unsigned number of 64 bits, below 2^63."""
+    """Return an unsigned number of 64 bits, below 2^63."""
     return Parameter("u64", number("u64", value))
 
 
 def real(kind: str, value: float) -> Parameter:
-    """A "float" or a "double"."""
+    """Return a "float" or a "double"."""
     return Parameter(kind, ctypes.c_double(value) if kind == "double" else ctypes.c_float(value))
 
 
@@ -173,7 +173,7 @@ def counter_type(*counts: int) -> str:
 
 
 def counted(kind: str, value: int) -> Parameter:
-    """A parameter of an `counter_type`."""
+    """Return a parameter of an `counter_type`."""
     return u32(value) if kind == "u32" else u64(value)
 
 
@@ -362,7 +362,7 @@ class KernelTemplate:
     body: str
 
     def source(self, bounds: str = "", **words: str) -> str:
-        """The text of the kernel, with bounds of its launches."""
+        """Return the text of the kernel, with bounds of its launches."""
         kinds = ", ".join(f"{kind} {name}" for name, kind in self.kinds.items())
         limit = f"{bounds} " if bounds else ""
         filled = f"{kinds}) {self.body}".format(**words)

@@ -31,7 +31,7 @@ from caldera.kernels.cuda.runtime.driver import headers
 
 
 def literal(value: bool | int | float, dtype: str) -> str:
-    """A number of a dtype, to the last bit, in the computed type.
+    """Return a number of a dtype, to the last bit, in the computed type.
 
     >>> literal(0.1, "float64"), literal(True, "bool"), literal(-3, "int8")
     ('0x1.999999999999ap-4', 'true', '(i8)-3')
@@ -74,7 +74,7 @@ class Statements:
 
 
 def statements(loop_body: LoopBody, operands: Sequence[str], prefix: str = "v") -> Statements:
-    """The loop body for operands of these names; values in between are named by the prefix.
+    """Return the loop body for operands of these names; values in between are named by the prefix.
 
     >>> from caldera.kernels.common.loops import LoopBody
     >>> step = ("add", "float32", ("float32", "float32"), (("in", 0), ("number", 1.0, "float32")))
@@ -103,7 +103,7 @@ def statements(loop_body: LoopBody, operands: Sequence[str], prefix: str = "v") 
 
 
 def applied(step: Step, operands: Iterable[str]) -> str:
-    """A step as an expression over operands of these names."""
+    """Return a step as an expression over operands of these names."""
     op, dtype, *_ = step
     given = ", ".join(operands)
     if op == "cast" and dtype in HALVES:
@@ -246,7 +246,7 @@ class LoopOperand:
         }[self.mode]
 
     def store(self, pointer: str, offset: str, value: str, step: str) -> str:
-        """The statement that writes V neighbours from an offset on."""
+        """Return the statement that writes V neighbours from an offset on."""
         apart = "" if self.mode == "1" else f", {step}"
         return f"put({pointer} + {offset}, {value}{apart});"
 

@@ -103,7 +103,7 @@ def strided_layout(shape: Shape, axes: Iterable[int], strides: Sequence[Strides]
 
 
 def next_power_of_two(count: int) -> int:
-    """The smallest power of 2 that is not less (at least 1).
+    """Return the smallest power of 2 that is not less (at least 1).
 
     >>> next_power_of_two(5), next_power_of_two(8)
     (8, 8)
@@ -207,7 +207,7 @@ def _structure(arrays: int) -> type[ctypes.Structure]:
 
 
 def strided_axes(axes: Sequence[StridedAxis], arrays: int) -> Parameter:
-    """The parameter of a kernel that walks `arrays` arrays along these axes."""
+    """Return the parameter of a kernel that walks `arrays` arrays along these axes."""
     if len(axes) > MOST_AXES:
         raise DeviceError.build(
             "GPU kernel",
@@ -278,7 +278,7 @@ class ThreadGroup:
 
 
 def thread_group_for(length: int, together: int, most: int) -> ThreadGroup:
-    """The group for rows of a length; a thread keeps at most `most` elements.
+    """Return the group for rows of a length; a thread keeps at most `most` elements.
 
     >>> thread_group_for(768, 4, 32)
     ThreadGroup(kind='warp', rounds=8, together=4, threads=128)

@@ -91,7 +91,7 @@ class ConvolutionGraphKey:
         return self.tensors[0].dtype.name
 
     def spec(self, role: int) -> Spec:
-        """The tensor that plays a role."""
+        """Return the tensor that plays a role."""
         if role == BIAS:
             result = self.tensors[2]
             return Spec((1, result.shape[1], 1, 1), result.dtype, result.order)
@@ -171,7 +171,7 @@ def _refused(notes: Any, key: ConvolutionGraphKey) -> list[Any]:
 
 @lru_cache(maxsize=1024)
 def graph_of(key: ConvolutionGraphKey, card: int) -> ConvolutionGraph | None:
-    """The graph for a key; None where cuDNN has no plan for it."""
+    """Return the graph for a key; None where cuDNN has no plan for it."""
     return supported(lambda: ConvolutionGraph(key, card))
 
 

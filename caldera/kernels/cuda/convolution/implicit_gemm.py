@@ -96,7 +96,7 @@ def window_of(work: Correlation) -> WindowParameters:
 def by_axis(
     prefix: str, pair: tuple[int, int], names: tuple[str, str] = ("y", "x")
 ) -> dict[str, int]:
-    """A number along rows and one along columns, by their names.
+    """Return a number along rows and one along columns, by their names.
 
     >>> by_axis("stride_", (2, 3))
     {'stride_y': 2, 'stride_x': 3}
@@ -172,7 +172,7 @@ def split_k_reduction(
     kind: str,
     shape: tuple[int, int],
 ) -> KernelLaunch:
-    """The launch that adds up partial sums (rows, columns) and stores the results."""
+    """Return the launch that adds up partial sums (rows, columns) and stores the results."""
     source = text(SPLIT_K_REDUCE, out.dtype.name, places=kind)
     blocks = blocks_for(out.size, THREADS)
     signature = SPLIT_K_REDUCE.bind(
@@ -318,7 +318,7 @@ def launches(call: Call) -> list[Any]:
 
 
 def workspace(call: Call) -> int:
-    """The workspace for packed filters and partial sums of split-K."""
+    """Return the workspace for packed filters and partial sums of split-K."""
     filters = call.inputs[1]
     found = parts(call, filters)
     packed = workspace_bytes(Spec(filters.shape, filters.dtype)) if _is_packed(found) else 0
@@ -374,7 +374,7 @@ class FilterGradient:
         return max(1, wanted if most is None else min(wanted, most))
 
     def workspace(self) -> int:
-        """The workspace for partial sums."""
+        """Return the workspace for partial sums."""
         if self.is_thin:
             # Also required without a split: sums are stored before they are rounded and placed.
             return workspace_bytes(

@@ -83,7 +83,7 @@ def loop_over(
     *,
     counted: bool = False,
 ) -> ElementwiseLoop:
-    """The loop of a loop body without reductions.
+    """Return the loop of a loop body without reductions.
 
     With `counted`, the first input (of int64) is not read: its elements are what its strides add
     up to, in elements.
@@ -113,7 +113,7 @@ def loop_calls(
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
 ) -> list[KernelLaunch]:
-    """The launches that compute a loop body without reductions."""
+    """Return the launches that compute a loop body without reductions."""
     if not size(shape) or not outputs:
         return []
     return [launch_of([loop_over(loop_body, shape, inputs, outputs)])]
@@ -221,7 +221,7 @@ class LoopText:
         )
 
     def call(self, unroll: int) -> str:
-        """The statements of block number `block`."""
+        """Return the statements of block number `block`."""
         loop, name = self.loop, f"items{self.prefix}"
         full, total = map(self.numbers.add, (loop.items, loop.total))
         passed = f"n, {self.pointers.names}"

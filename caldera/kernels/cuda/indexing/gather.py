@@ -38,7 +38,7 @@ _UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "uint4"}
 
 
 def _gathered_axes(out: Array, x: Array, positions: Array, axis: int) -> list[StridedAxis]:
-    """The axes of a gather's result, with strides of out, x and positions."""
+    """Return the axes of a gather's result, with strides of out, x and positions."""
     steps = element_strides(x)
     nowhere = (0,) * positions.ndim
     return axes_of(

@@ -78,7 +78,7 @@ def can_run(node: Node) -> bool:
 
 
 def panel_bytes(*specs: Spec) -> int:
-    """The workspace of a `PanelCalls` and of arrays like these."""
+    """Return the workspace of a `PanelCalls` and of arrays like these."""
     return workspace_bytes(
         Spec((MOST_WORKSPACE + WORKSPACE_ALIGNMENT,), BY_NAME["uint8"]),
         Spec((1,), BY_NAME["int32"]),
@@ -108,7 +108,7 @@ class PanelCalls:
         self.launch("begin", 1, 1, {"failed": pointer(self.failed)}, "*failed = 0;")
 
     def array(self, shape: Shape, dtype: DType) -> Array:
-        """The next array of the workspace."""
+        """Return the next array of the workspace."""
         return self._scratch.array(shape, dtype)
 
     def multiply(
@@ -229,6 +229,6 @@ class PanelRunner(CudaRunner):
 
 
 def strides_of(name: str, array: Array) -> dict[str, Parameter]:
-    """The strides of a matrix as parameters."""
+    """Return the strides of a matrix as parameters."""
     down, right = element_strides(array)
     return {f"{name}_down": i64(down), f"{name}_right": i64(right)}

@@ -129,7 +129,7 @@ def _is_small(node: Node) -> bool:
 
 
 def _partial(node: Node) -> Spec:
-    """Two numbers of each block for each of its channels."""
+    """Return two numbers of each block for each of its channels."""
     split = _split(node)
     assert split is not None
     return Spec((split.chunks, node.outputs[0].shape[1], 2), float32)

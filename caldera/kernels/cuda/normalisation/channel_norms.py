@@ -303,7 +303,7 @@ def _matrices(layout: ChannelLayout, **pointers: Parameter) -> dict[str, Paramet
 
 
 def _over_groups(node: Node, name: str, signature: KernelSignature, body: str) -> KernelLaunch:
-    """A launch with a warp for each group of each image."""
+    """Return a launch with a warp for each group of each image."""
     groups = node.outputs[0].shape[0] * node.attrs["groups"]
     return header_launch(HEADER, name, -(-groups // _WARPS), 32 * _WARPS, signature, body)
 

@@ -58,7 +58,7 @@ Axes = tuple[int, ...]
 
 
 def _spread(array: Array, axes: Axes, rank: int) -> Strides:
-    """The strides of an array that has only these axes of a shape."""
+    """Return the strides of an array that has only these axes of a shape."""
     own = dict(zip(axes, strides_of(array), strict=True))
     return tuple(own.get(axis, 0) for axis in range(rank))
 

@@ -70,7 +70,7 @@ class NormSizes:
     length: int
 
     def most_chunks(self) -> int:
-        """The most chunks that any layout cuts an image into."""
+        """Return the most chunks that any layout cuts an image into."""
         across = -(-self.channels // (_LANES * _MOST_TOGETHER)) * self.images
         least = THREADS // _LANES * _ROUNDS
         return max(1, min(_blocks() // max(across, 1), -(-self.length // least)))
@@ -329,7 +329,7 @@ def over_elements(
     body: str,
     resident: int | None = None,
 ) -> KernelLaunch:
-    """A launch over all elements."""
+    """Return a launch over all elements."""
     return header_launch(
         HEADER,
         name,

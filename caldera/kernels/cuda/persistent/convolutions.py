@@ -106,7 +106,7 @@ class ImageWindows:
         return sum(self._sizes().values())
 
     def sum_text(self, row: str, result: str) -> str:
-        """An element of the product."""
+        """Return an element of the product."""
         return f"window_sum<{self.rows}, {self.line}, {self.splits}>(sums, {row}, {result})"
 
     def product(self, image: str, right: str) -> list[str]:

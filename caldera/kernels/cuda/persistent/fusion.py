@@ -85,7 +85,7 @@ def conflict(earlier: Touching, later: Touching) -> bool:
 
 
 def in_phases(parts: Sequence[T], late: Callable[[T], bool] = lambda part: False) -> list[list[T]]:
-    """The parts, given in an order in which they are right, as phases."""
+    """Return the parts, given in an order in which they are right, as phases."""
     touched = [_touched(part) for part in parts]
     levels: list[int] = []
     for index, own in enumerate(touched):
@@ -235,7 +235,7 @@ def fuse_epilogues(pieces: Sequence[Any], is_scratch: Any) -> list[Any]:
 
 
 def _epilogue_of(pieces: list[Any], index: int) -> tuple[FusedLoop, int] | None:
-    """The first loop after a producer that can be taken in, and where the two will stand."""
+    """Return the first loop after a producer that can be taken in, and where the two will stand."""
     producer: Producer = pieces[index]
     stays = False
     for place in range(index + 1, len(pieces)):

@@ -144,7 +144,7 @@ class Gather:
 
 
 def gather(call: Call) -> Gather | None:
-    """The call as a piece; None if it takes other things than rows."""
+    """Return the call as a piece; None if it takes other things than rows."""
     table, numbers = call.inputs
     return Gather(table, numbers, call.outputs[0]) if call.node.attrs["axis"] == 0 else None
 

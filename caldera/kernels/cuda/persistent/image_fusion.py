@@ -140,7 +140,7 @@ class FusedImages:
                 self.hidden.append(array)
 
     def task(self, finish: Epilogue) -> TileTask:
-        """A unit an image."""
+        """Return a unit an image."""
 
         def code(places: TileAccess, early: Early, start: int | None) -> tuple[TaskText, Zones]:
             brought, made = self._near()

@@ -252,7 +252,7 @@ def _is_plain(node: Node) -> bool:
 
 
 def _window(node: Node, here: Sequence[str]) -> list[list[str]]:
-    """The coordinates of the elements of the window at a place, in their order."""
+    """Return the coordinates of the elements of the window at a place, in their order."""
     image, channel, y, x = here
     rows, columns = node.attrs["size"]
     return [
@@ -285,7 +285,7 @@ Element = Callable[[TileAccess, Sequence[str]], list[str]]
 
 
 def average_pool(call: Call) -> Element:
-    """The mean of each window."""
+    """Return the mean of each window."""
     (given,) = call.inputs
 
     def element(places: TileAccess, here: Sequence[str]) -> list[str]:

@@ -107,7 +107,7 @@ def lower(call: Call, fresh: Fresh) -> list[Piece] | None:
 
 
 def _split(piece: Piece, fresh: Fresh) -> list[Any]:
-    """A reduction over images in two steps, everything else as it is."""
+    """Return a reduction over images in two steps, everything else as it is."""
     found = image_sums(piece, fresh) if isinstance(piece, Reduction) else None
     return [piece] if found is None else found
 
@@ -157,7 +157,7 @@ def _fused(call: Call) -> list[Piece] | None:
 
 
 def _without(output: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
-    """An output less the axes over which it was reduced."""
+    """Return an output less the axes over which it was reduced."""
     if not keepdims:
         return output
     return output[tuple(0 if axis in axes else slice(None) for axis in range(output.ndim))]

@@ -33,7 +33,7 @@ MOST_AT_ONCE = 32
 
 
 def loop_task(loop: FusedLoop) -> TileTask:
-    """A loop without reductions: a thread an element."""
+    """Return a loop without reductions: a thread an element."""
     count = size(loop.shape)
 
     def code(places: TileAccess) -> list[str]:
@@ -54,7 +54,7 @@ def element_code(
     coordinates: Sequence[str],
     known: dict[int, str] | None = None,
 ) -> list[str]:
-    """The statements for one element; `known` names inputs that are in registers already."""
+    """Return the statements for one element; `known` names inputs that are in registers already."""
     lines, found = evaluated(places, loop.loop_body, loop.inputs, coordinates, known or {})
     for array, value in zip(loop.outputs, found.outputs, strict=True):
         lines.append(places.store(array, aligned_coordinates(array, coordinates), value))
@@ -253,7 +253,7 @@ class RowWork:
         return self.call.outputs
 
     def task(self) -> TileTask:
-        """A warp a row."""
+        """Return a warp a row."""
 
         def code(places: TileAccess) -> list[str]:
             return [

@@ -76,7 +76,7 @@ def operand(array: Array, transposed: bool) -> ProductOperand | None:
 
 
 def operands(call: Call) -> tuple[ProductOperand, ProductOperand] | None:
-    """The two matrices of a product of matrices in float32; None if it is something else."""
+    """Return the two matrices of a product of matrices in float32; None if it is something else."""
     first = 1 if call.node.op.name == "matmul_accumulate" else 0
     attrs = call.node.attrs
     a = operand(call.inputs[first], attrs["ta"])
@@ -85,7 +85,7 @@ def operands(call: Call) -> tuple[ProductOperand, ProductOperand] | None:
 
 
 def gathered(left: ProductOperand, rows: Gather | None) -> ProductOperand:
-    """An operand whose rows are taken from the table of a gather, if there is one."""
+    """Return an operand whose rows are taken from the table of a gather, if there is one."""
     if rows is None:
         return left
     return ProductOperand(rows.table, False, rows.table.strides[0] // 4, rows)
@@ -351,7 +351,7 @@ def each_line(rows: int, columns: int) -> list[str]:
 
 
 def tiling_text(tiling: WarpTiling, exact: bool) -> str:
-    """The C++ type of a tiling."""
+    """Return the C++ type of a tiling."""
     shape = (tiling.warp_rows, tiling.warp_columns, tiling.down, tiling.across, tiling.parts)
     return f"Tiling<{THREADS}, {', '.join(map(str, shape))}, {flags(exact)}>"
 

@@ -341,7 +341,7 @@ class PersistentKernel:
         self.source = self._source()
 
     def _body(self, text: TaskText) -> tuple[int, list[int]]:
-        """The number of a code, and the numbers of its arrays in its order."""
+        """Return the number of a code, and the numbers of its arrays in its order."""
         lines = (*text.ahead, *text.late, *text.main)
         found = [int(n) for line in lines for n in _POINTER.findall(line)]
         given = list(dict.fromkeys(found))

@@ -27,7 +27,7 @@ class TileAccess:
         self.arrays: list[Array] = []
 
     def name(self, array: Array) -> str:
-        """The pointer to an array's first element."""
+        """Return the pointer to an array's first element."""
         key = (address_of(array), array.dtype.name)
         if key not in self._names:
             self._names[key] = f"p{len(self.arrays)}"
@@ -39,11 +39,11 @@ class TileAccess:
         return f"{self.name(array)}[{offset(array, coordinates)}]"
 
     def load(self, array: Array, coordinates: Sequence[str]) -> str:
-        """An element in the type that is computed with."""
+        """Return an element in the type that is computed with."""
         return f"({computed_type(array.dtype.name)})wide({self.element(array, coordinates)})"
 
     def store(self, array: Array, coordinates: Sequence[str], value: str) -> str:
-        """The statement that writes an element."""
+        """Return the statement that writes an element."""
         kind = STORED[array.dtype.name]
         return f"{self.element(array, coordinates)} = Stored<{kind}>::from({value});"
 
@@ -95,7 +95,7 @@ class PrefetchingAccess(DelegatingAccess, ABC):
 
     @abstractmethod
     def _ahead(self, array: Array, coordinates: Sequence[str], value: str) -> str:
-        """An element that was read before, or `value`, which reads it now."""
+        """Return an element that was read before, or `value`, which reads it now."""
 
     def store(self, array: Array, coordinates: Sequence[str], value: str) -> str:
         self._written.append(array)
@@ -210,7 +210,7 @@ def offset(array: Array, coordinates: Sequence[str]) -> str:
 
 
 def aligned_coordinates(array: Array, coordinates: Sequence[str]) -> Sequence[str]:
-    """The coordinates that belong to the array's own axes: the last ones."""
+    """Return the coordinates that belong to the array's own axes: the last ones."""
     return coordinates[len(coordinates) - array.ndim :]
 
 

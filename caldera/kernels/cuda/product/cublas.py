@@ -108,7 +108,7 @@ def _by_call(product: Multiplication) -> list[Multiplication] | None:
 
 
 def bind_product(product: Multiplication, workspace: Array, rank: int = 0) -> list[Any] | None:
-    """The calls that compute a product; None where the library cannot."""
+    """Return the calls that compute a product; None where the library cannot."""
     if product.out.size == 0:
         return []
     product = _turned(product)
@@ -192,7 +192,7 @@ def aligned(problem: Problem) -> Problem:
 
 
 def aligned_part(workspace: Array) -> Array:
-    """The workspace from the first address on that the library takes."""
+    """Return the workspace from the first address on that the library takes."""
     skipped = -address_of(workspace) % WORKSPACE_ALIGNMENT if workspace.size else 0
     return workspace[skipped:]
 

@@ -222,7 +222,7 @@ def _workspace(node: Node) -> int:
 
 @unless_empty
 def _bind_exact(call: Call) -> Runner:
-    """The product in float32, in which both formats are exact."""
+    """Return the product in float32, in which both formats are exact."""
     left, right, scale = call.inputs
     out, scratch = call.outputs[0], Scratch(call.workspace)
     calls: list[Any] = []

@@ -79,7 +79,7 @@ class Multiplication:
 
     @classmethod
     def of(cls, call: Call) -> Multiplication:
-        """The product that a call of an op of the family of `matmul` computes."""
+        """Return the product that a call of an op of the family of `matmul` computes."""
         node, first = call.node, FIRST_OPERAND[call.node.op.name]
         product = ProductArrays.of(call, *call.inputs[first : first + 2])
         found = cls(product.left, product.right, product.out, compute=node.attrs.get("compute"))
@@ -121,12 +121,12 @@ class Multiplication:
         return [part for entry in self.entries() for part in entry.parts()]
 
     def transposed(self) -> Multiplication:
-        """The product of the transposed matrices, which is the transposed result."""
+        """Return the product of the transposed matrices, which is the transposed result."""
         left, right = (each.swapaxes(-1, -2) for each in (self.right, self.left))
         return replace(self, left=left, right=right, out=self.out.swapaxes(-1, -2))
 
     def entries(self) -> list[Multiplication]:
-        """The products at each index of the first axis."""
+        """Return the products at each index of the first axis."""
         left, right = (_broadcast(each, self.out.shape[:-2]) for each in (self.left, self.right))
         return [
             replace(self, left=left[index], right=right[index], out=self.out[index])
@@ -135,7 +135,7 @@ class Multiplication:
 
 
 def _batch_strides(array: Array, batch: Shape) -> tuple[int, ...]:
-    """The distances along the batch axes, in elements: 0 where an array is repeated."""
+    """Return the distances along the batch axes, in elements: 0 where an array is repeated."""
     own = array.shape[:-2]
     strides = [
         0 if n == 1 else stride // array.itemsize
@@ -355,8 +355,8 @@ def activation_lines(name: str, attributes: Attributes, kind: str) -> tuple[tupl
 
 @cache
 def epilogue_loop_body(dtype: DType, epilogue: Epilogue) -> LoopBody:
-    """The loop that finishes results which are there: they are its first input, the bias, if there
-    is one, the second."""
+    """Return the loop that finishes results which are there: they are its first input, the bias, if
+    there is one, the second."""
     given = [parameter(index, Spec((), dtype)) for index in range(1 + epilogue.bias)]
 
     @widened

@@ -377,7 +377,7 @@ def _tiling(product: Multiplication, workspace: Array) -> ProductTiling:
 
 
 def workspace(product: Multiplication) -> int:
-    """The workspace for partial sums of split-K."""
+    """Return the workspace for partial sums of split-K."""
     if product.out.size == 0 or max(product.extent) <= SMALL:
         return 0
     sums = compute_dtype(product.dtype)
@@ -395,7 +395,7 @@ def _workspace(node: Node) -> int:
 
 
 def accumulates_in_place(node: Node) -> bool:
-    """A matrix that is also a factor must not change while the product is computed."""
+    """Return a matrix that is also a factor must not change while the product is computed."""
     return node.inputs[0] not in node.inputs[1:3]
 
 

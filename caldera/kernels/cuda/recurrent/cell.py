@@ -68,7 +68,7 @@ class RecurrentCell:
 
 
 def cell_of(node: Node) -> RecurrentCell | None:
-    """The cell of a loop; None if its body is none."""
+    """Return the cell of a loop; None if its body is none."""
     return _cell_of(node.attrs["body"], node.attrs["carries"], node.attrs["sequences"])
 
 
@@ -115,7 +115,7 @@ class _Writer:
     leaves: dict[Leaf, None] = field(default_factory=dict)
 
     def cell(self) -> RecurrentCell:
-        """The cell, or _NotACellError."""
+        """Return the cell, or _NotACellError."""
         _expect(self.carries > 0 and len(self.body.parameters[0].shape) == 2)
         self.rows, self.units = self.body.parameters[0].shape
         _expect(self.rows > 0 and self.units > 0)
@@ -265,6 +265,6 @@ def _users(order: Sequence[Node], product: Node) -> set[Node]:
 
 
 def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape without the axes of length 1 that it begins with."""
+    """Return a shape without the axes of length 1 that it begins with."""
     first = next((axis for axis, size in enumerate(shape) if size != 1), len(shape))
     return tuple(shape[first:])

@@ -82,7 +82,7 @@ class CellSource:
     # --- text
 
     def text(self, signature: KernelSignature) -> str:
-        """The struct."""
+        """Return the struct."""
         body = "\n".join(f"    {line}" for line in (*self._fields(signature), *self._functions()))
         return f"{include_for(body)}struct Cell {{\n{body}\n}};\n"
 
@@ -136,7 +136,7 @@ class CellSource:
         yield from _function(f"write_last(const Carry& carry, {at})", last)
 
     def _stacks(self) -> list[str]:
-        """The arrays that have a part for each step."""
+        """Return the arrays that have a part for each step."""
         given = dict.fromkeys(f"a{leaf.number}" for leaf in self._leaves("given"))
         return [*given, *(f"y{n}" for n in range(self._carries, len(self.node.outputs)))]
 
@@ -213,7 +213,7 @@ def _place(name: str, vector: int) -> str:
 
 
 def _here(name: str, vector: int) -> str:
-    """A vector of a stack, at the step at which its cursor is."""
+    """Return a vector of a stack, at the step at which its cursor is."""
     return f"at.{name}[{vector} * (i64)units * {name}_u]" if vector > 0 else f"*at.{name}"
 
 

@@ -129,7 +129,7 @@ def workspace_of(
 
 
 def reduction_calls(task: ReductionTask, workspace: np.ndarray | None) -> list[KernelLaunch]:
-    """The launches that run a loop with reductions, over at least one element."""
+    """Return the launches that run a loop with reductions, over at least one element."""
     plan = planned(task)
     if plan.cut.parts == 1:
         return [first_pass(task, plan, task.results)]
@@ -164,7 +164,7 @@ def planned(task: ReductionTask) -> Planned:
 
 
 def first_pass(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -> KernelLaunch:
-    """The launch that reads everything; it writes results, or the totals of parts."""
+    """Return the launch that reads everything; it writes results, or the totals of parts."""
     loop, cut = plan.loop, plan.cut
     numbers = LaunchIntegers(is_wide(size(loop.lengths), loop.operands, loop.lengths))
     arrays = [*task.inputs, *task.outputs]
@@ -215,12 +215,12 @@ def _cut(loop: ReductionLoop, lanes: int) -> Cut:
 
 
 def _below(n: int) -> int:
-    """The largest power of 2 that is not above n (at least 1)."""
+    """Return the largest power of 2 that is not above n (at least 1)."""
     return 1 << (max(n, 1).bit_length() - 1)
 
 
 def _block(loop: ReductionLoop, cut: Cut) -> tuple[int, int]:
-    """The threads of a block: a power of 2 in either direction, whole warps in all."""
+    """Return the threads of a block: a power of 2 in either direction, whole warps in all."""
     sharing = _below(cut.chunk // 4)
     if cut.kept * cut.parts * sharing < PLENTY:
         sharing = next_power_of_two(cut.chunk)

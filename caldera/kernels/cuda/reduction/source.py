@@ -41,7 +41,7 @@ _INCLUDES = '#include "reduce.cuh"\n#include "vector_access.cuh"'
 
 
 def struct(reduction: Reduction) -> str:
-    """The type of a reduction in reduce.cuh."""
+    """Return the type of a reduction in reduce.cuh."""
     op, dtype, _ = reduction
     return f"{_STRUCTS[op]}<{computed_type(dtype)}>"
 
@@ -253,7 +253,7 @@ def _ending(
     split: bool,
     kept_items: int,
 ) -> list[str]:
-    """The statements that write total number w of an item."""
+    """Return the statements that write total number w of an item."""
     width = "1" if loop.along else "V"
     if split:
         total = f"(Index){numbers.add(kept_items)} * {width}"
@@ -280,7 +280,7 @@ def join_source(
     places: Sequence[tuple[Array, Array]],
     numbers: LaunchIntegers,
 ) -> tuple[str, KernelSignature]:
-    """The kernel `join`; for each reduction the places of its totals and of its result."""
+    """Return the kernel `join`; for each reduction the places of its totals and of its result."""
     kept = OffsetEmitter(numbers, [loop.lengths[axis] for axis in loop.kept], loop.results, "")
     split, offsets = kept.statements("item", "a")
     count, all_parts = map(numbers.add, (totals, parts))

@@ -183,7 +183,7 @@ def handle(card: int) -> int:
 
 @lru_cache(maxsize=4096)
 def algorithms(problem: Problem, card: int) -> np.ndarray:
-    """The algorithms that the library thinks fastest, the best one first; maybe none."""
+    """Return the algorithms that the library thinks fastest, the best one first; maybe none."""
     lt = device.cublas_lt()
     # The result depends on the presence of a bias, not on its address.
     descriptors = Descriptors(lt, problem, ALIGNMENT, ALIGNMENT)

@@ -71,7 +71,7 @@ class CudnnGraph(ABC):
         """Return the library's graph, with its plans created."""
 
     def _new_graph(self, dtype: str) -> Any:
-        """A graph of tensors of this dtype, computed at least in float32."""
+        """Return a graph of tensors of this dtype, computed at least in float32."""
         kinds = self._library.data_type
         wide = kinds.DOUBLE if dtype == "float64" else kinds.FLOAT
         return self._library.pygraph(
@@ -82,7 +82,7 @@ class CudnnGraph(ABC):
         )
 
     def _with_plans(self, graph: Any) -> Any:
-        """The graph, once all that belongs to it was said."""
+        """Return the graph, once all that belongs to it was said."""
         modes = self._library.heur_mode
         graph.validate()
         graph.build_operation_graph()
@@ -107,7 +107,7 @@ class CudnnGraph(ABC):
         return self._plans[rank] if rank < len(self._plans) else None
 
     def workspace(self, rank: int) -> int:
-        """The bytes that a plan needs, at a suitable address."""
+        """Return the bytes that a plan needs, at a suitable address."""
         needed = int(self._graph.get_workspace_size_plan_at_index(self.plan(rank)))
         return needed + WORKSPACE_ALIGNMENT if needed else 0
 
@@ -123,7 +123,7 @@ _Graph = TypeVar("_Graph", bound=CudnnGraph)
 
 
 def supported(make: Callable[[], _Graph]) -> _Graph | None:
-    """The graph that is made; None where the library has no plan for it."""
+    """Return the graph that is made; None where the library has no plan for it."""
     try:
         found = make()
     except _refusals():

@@ -139,7 +139,7 @@ def cudnn() -> Any:
 
 
 def _usable(package: str, module: str, version: str) -> Any:
-    """The module, if the library that it calls is there as well: it can tell its version."""
+    """Return the module, if the library that it calls is there as well: it can tell its version."""
     if card_count() == 0 or find_spec(package) is None:
         return None
     try:

@@ -61,7 +61,7 @@ def _places() -> Iterator[str]:
 
 
 def version() -> tuple[int, int]:
-    """The version of the library."""
+    """Return the version of the library."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(_needed().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     return major.value, minor.value
@@ -270,7 +270,7 @@ _CUBINS = FileCache("cuda")
 
 
 def compiled(source: str, architecture: str) -> bytes:
-    """The machine code of a source: from disk if it is there."""
+    """Return the machine code of a source: from disk if it is there."""
     made_of = "\n".join(
         [architecture, str(version()), *headers().keys(), *headers().values(), source]
     )
@@ -282,7 +282,7 @@ _driver: Driver | None = None
 
 
 def driver() -> Driver:
-    """The driver in use."""
+    """Return the driver in use."""
     global _driver
     if _driver is None:
         _driver = CupyDriver()

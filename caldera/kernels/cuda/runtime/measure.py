@@ -127,7 +127,7 @@ def _windows(nbytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _fetched(place: Device, value: _Value) -> list[np.ndarray]:
-    """The elements in all windows of a value."""
+    """Return the elements in all windows of a value."""
     found = []
     for offset, nbytes in _windows(value.spec.nbytes):
         here = np.empty(nbytes, np.uint8)

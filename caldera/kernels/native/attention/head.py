@@ -37,7 +37,7 @@ TOGETHER = 4
 
 
 def computed_name(dtype: str) -> str:
-    """The dtype that values of this one are computed in, by name."""
+    """Return the dtype that values of this one are computed in, by name."""
     return "float64" if dtype == "float64" else "float32"
 
 
@@ -78,8 +78,8 @@ class HeadSizes:
         return self.depth * keys + self.keys * width + BLOCK * (depth + keys + width)
 
     def backward_elements(self, dtype: DType) -> int:
-        """The same for the gradient: keys both ways, values, three blocks, two matrices of scores,
-        and the gradients of keys and values."""
+        """Return the same for the gradient: keys both ways, values, three blocks, two matrices of
+        scores, and the gradients of keys and values."""
         keys, depth, width = self.distances(dtype)
         laid_out = self.depth * keys + self.keys * depth + self.width * keys
         return laid_out + BLOCK * (2 * depth + width + 2 * keys) + self.keys * (depth + width)
@@ -132,7 +132,7 @@ def moved(matrix: PackedMatrix, offset: RegisterValue) -> PackedMatrix:
 
 
 def rows_from(matrix: PackedMatrix, offset: RegisterValue, top: RegisterValue) -> PackedMatrix:
-    """A head's matrix from a row on."""
+    """Return a head's matrix from a row on."""
     return PackedMatrix(moved(matrix, offset).row(top), matrix.down, matrix.right)
 
 

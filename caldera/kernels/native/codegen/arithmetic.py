@@ -44,7 +44,7 @@ class Arithmetic:
         return RegisterValue(self, ir.Constant(kind, _literal(value, kind)))
 
     def splat(self, value: RegisterValue, count: int) -> RegisterValue:
-        """A scalar in all lanes of a vector."""
+        """Return a scalar in all lanes of a vector."""
         if count == 1:
             return value
         kind = vector(value.type, count)
@@ -96,7 +96,7 @@ class Arithmetic:
         return RegisterValue(self, getattr(self.ir, name)(x.raw, y.raw))
 
     def compare(self, sign: str, a: Number, b: Number, *, unsigned: bool = False) -> RegisterValue:
-        """A comparison, lane by lane."""
+        """Return a comparison, lane by lane."""
         x, y = self.pair(a, b)
         if is_floating(x.type):
             if sign == "!=":
@@ -125,12 +125,12 @@ class Arithmetic:
         return RegisterValue(self, self.ir.fcmp_unordered(">", a.raw, b.raw))
 
     def minimum(self, a: Number, b: Number) -> RegisterValue:
-        """The smaller integer, or number (the second if one is a nan)."""
+        """Return the smaller integer, or number (the second if one is a nan)."""
         x, y = self.pair(a, b)
         return self.select(x < y, x, y)
 
     def maximum(self, a: Number, b: Number) -> RegisterValue:
-        """The larger integer, or number (the second if one is a nan)."""
+        """Return the larger integer, or number (the second if one is a nan)."""
         x, y = self.pair(a, b)
         return self.select(x > y, x, y)
 
@@ -153,14 +153,14 @@ class Arithmetic:
                 total.value = self.fma(one, other, total.value)
 
     def polynomial(self, x: RegisterValue, coefficients: Sequence[float]) -> RegisterValue:
-        """A polynomial by Horner's rule, the highest power's coefficient first."""
+        """Return a polynomial by Horner's rule, the highest power's coefficient first."""
         result = self.constant(coefficients[0], x.type)
         for coefficient in coefficients[1:]:
             result = self.fma(result, x, coefficient)
         return result
 
     def intrinsic(self, name: str, *operands: RegisterValue) -> RegisterValue:
-        """One of LLVM's intrinsics that is overloaded on its (first) operand's type, such as
+        """Return one of LLVM's intrinsics that is overloaded on its (first) operand's type, such as
         `llvm.sqrt`, `llvm.fabs`, `llvm.floor`, `llvm.nearbyint`, `llvm.minimum`."""
         kind = operands[0].type
         repeated = f"v{lanes(kind)}" if lanes(kind) > 1 else ""
@@ -179,7 +179,7 @@ class Arithmetic:
         return RegisterValue(self, self.ir.bitcast(a.raw, kind))
 
     def convert(self, a: RegisterValue, kind: ir.Type, *, unsigned: bool = False) -> RegisterValue:
-        """The same number in another type (with the same number of lanes).
+        """Return the same number in another type (with the same number of lanes).
 
         A float becomes an integer by cutting off what follows the point; the result is not defined
         if it does not fit.
@@ -233,7 +233,7 @@ def _literal(value: int | float, kind: ir.Type) -> Any:
 
 
 def _signed(value: int, width: int) -> int:
-    """The integer with these low bits, as LLVM writes it."""
+    """Return the integer with these low bits, as LLVM writes it."""
     value &= (1 << width) - 1
     return value - (1 << width) if width > 1 and value >> (width - 1) else value
 

@@ -39,7 +39,7 @@ class CodeAddress(int):
     def of(
         cls, address: int, name: str, build: Callable[..., None], parameters: dict[str, Any]
     ) -> CodeAddress:
-        """An address that can be compiled again, for another program."""
+        """Return an address that can be compiled again, for another program."""
         made = cls(address)
         made.name, made.build, made.parameters = name, build, parameters
         return made
@@ -90,7 +90,7 @@ def _load_or_compile(name: str, build: Callable[..., None], parameters: dict[str
 
 
 def _toolchain() -> str:
-    """The compiler and the processor."""
+    """Return the compiler and the processor."""
     here = host_target()
     compiler = f"{llvmlite.__version__} {llvm.llvm_version_info}"
     return f"{compiler} {here}"

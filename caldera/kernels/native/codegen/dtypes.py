@@ -68,7 +68,7 @@ def store_narrow(
 
 
 def widen(k: Emitter, bits: RegisterValue, dtype_name: str) -> RegisterValue:
-    """The float32 numbers of 16-bit patterns."""
+    """Return the float32 numbers of 16-bit patterns."""
     if dtype_name == "bfloat16":
         return k.bitcast(k.convert(bits, I32, unsigned=True) << 16, vector(F32, bits.lanes))
     if has_conversion():
@@ -77,7 +77,7 @@ def widen(k: Emitter, bits: RegisterValue, dtype_name: str) -> RegisterValue:
 
 
 def narrow(k: Emitter, value: RegisterValue, dtype_name: str) -> RegisterValue:
-    """The 16-bit patterns nearest to float32 or float64 numbers."""
+    """Return the 16-bit patterns nearest to float32 or float64 numbers."""
     if element(value.type) == F64:
         value = _round_to_odd(k, value)
     if dtype_name == "bfloat16":
@@ -88,7 +88,7 @@ def narrow(k: Emitter, value: RegisterValue, dtype_name: str) -> RegisterValue:
 
 
 def has_conversion() -> bool:
-    """True if the processor converts float16 in hardware."""
+    """Return True if the processor converts float16 in hardware."""
     here = host_target()
     return here.triple.startswith(("aarch64", "arm64")) or "+f16c" in here.features.split(",")
 
@@ -171,7 +171,7 @@ UNSIGNED = ("bool", "uint8", "uint16", "uint32", "uint64")
 
 
 def computed_type(name: str) -> ir.Type:
-    """The type that arithmetic on values of a dtype uses."""
+    """Return the type that arithmetic on values of a dtype uses."""
     if name in HALF_NAMES:
         return F32
     return I1 if name == "bool" else MEMORY_TYPES[name]
@@ -192,7 +192,7 @@ def to_memory(k: Emitter, value: RegisterValue, name: str) -> RegisterValue:
 
 
 def rounded(k: Emitter, value: RegisterValue, name: str) -> RegisterValue:
-    """A computed value with no more digits than the dtype has."""
+    """Return a computed value with no more digits than the dtype has."""
     return widen(k, narrow(k, value, name), name) if name in HALF_NAMES else value
 
 
@@ -228,7 +228,7 @@ def _to_uint64(k: Emitter, value: RegisterValue) -> RegisterValue:
 
 
 def constant(k: Emitter, value: bool | int | float, name: str, lanes: int) -> RegisterValue:
-    """A constant of a dtype in all lanes."""
+    """Return a constant of a dtype in all lanes."""
     return k.constant(value, vector(computed_type(name), lanes))
 
 
@@ -251,7 +251,7 @@ class ElementPointer:
         return self.name in HALF_NAMES
 
     def at(self, index: Number) -> ElementPointer:
-        """The address of the element with this index."""
+        """Return the address of the element with this index."""
         return ElementPointer(self.k, self.place.at(index), self.name)
 
     def load(

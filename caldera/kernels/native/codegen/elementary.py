@@ -120,7 +120,7 @@ _OVERFLOW = 100.0
 
 
 def _of_single(formula: Function) -> Function:
-    """The function of a formula for float64 that is good enough for float32."""
+    """Return the function of a formula for float64 that is good enough for float32."""
     name = formula.__name__
 
     def function(k: Emitter, *operands: RegisterValue) -> RegisterValue:
@@ -155,26 +155,26 @@ def _positive_atan(k: Emitter, x: RegisterValue) -> RegisterValue:
 @_of_single
 @_odd
 def atan(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The inverse of the tangent."""
+    """Return the inverse of the tangent."""
     return _positive_atan(k, x)
 
 
 @_of_single
 @_odd
 def asin(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The inverse of the sine."""
+    """Return the inverse of the sine."""
     return _positive_atan(k, x / sqrt(k, (1.0 - x) * (x + 1.0)))
 
 
 @_of_single
 def acos(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The inverse of the cosine."""
+    """Return the inverse of the cosine."""
     return _positive_atan(k, sqrt(k, (1.0 - x) / (x + 1.0))) * 2.0
 
 
 @_of_single
 def atan2(k: Emitter, y: RegisterValue, x: RegisterValue) -> RegisterValue:
-    """The angle of the point (x, y)."""
+    """Return the angle of the point (x, y)."""
     height, width = absolute(k, y), absolute(k, x)
     steep = height > width
     small, large = k.select(steep, width, height), k.select(steep, height, width)
@@ -191,14 +191,14 @@ def atan2(k: Emitter, y: RegisterValue, x: RegisterValue) -> RegisterValue:
 @_of_single
 @_odd
 def sinh(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The hyperbolic sine."""
+    """Return the hyperbolic sine."""
     grown = expm1(k, minimum(k, x, _OVERFLOW))
     return (grown + grown / (grown + 1.0)) * 0.5
 
 
 @_of_single
 def cosh(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The hyperbolic cosine."""
+    """Return the hyperbolic cosine."""
     grown = exp(k, minimum(k, absolute(k, x), _OVERFLOW))
     return (grown + 1.0 / grown) * 0.5
 
@@ -206,7 +206,7 @@ def cosh(k: Emitter, x: RegisterValue) -> RegisterValue:
 @_of_single
 @_odd
 def asinh(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The inverse of the hyperbolic sine."""
+    """Return the inverse of the hyperbolic sine."""
     squared = x * x
     result = log1p(k, x + squared / (sqrt(k, squared + 1.0) + 1.0))
     return k.select(x.equals(math.inf), x, result)
@@ -214,7 +214,7 @@ def asinh(k: Emitter, x: RegisterValue) -> RegisterValue:
 
 @_of_single
 def acosh(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The inverse of the hyperbolic cosine."""
+    """Return the inverse of the hyperbolic cosine."""
     above = x - 1.0
     # The root of a product would be a number for x below -1.
     return log1p(k, above + sqrt(k, above) * sqrt(k, x + 1.0))
@@ -223,19 +223,19 @@ def acosh(k: Emitter, x: RegisterValue) -> RegisterValue:
 @_of_single
 @_odd
 def atanh(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The inverse of the hyperbolic tangent."""
+    """Return the inverse of the hyperbolic tangent."""
     return log1p(k, x * 2.0 / (1.0 - x)) * 0.5
 
 
 @_of_single
 def log2(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The logarithm to the base 2."""
+    """Return the logarithm to the base 2."""
     return log(k, x) * LOG2_E
 
 
 @_of_single
 def log10(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The logarithm to the base 10."""
+    """Return the logarithm to the base 10."""
     return log(k, x) * math.log10(math.e)
 
 
@@ -251,7 +251,7 @@ def erfc(k: Emitter, x: RegisterValue) -> RegisterValue:
 
 
 def lgamma(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The logarithm of the magnitude of the gamma function."""
+    """Return the logarithm of the magnitude of the gamma function."""
     return call_libm(k, "lgamma", x)
 
 
@@ -281,17 +281,17 @@ _COS_DOUBLE = (
 
 
 def sin(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The sine."""
+    """Return the sine."""
     return _near_or_far(k, x, "sin", 0)
 
 
 def cos(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The cosine."""
+    """Return the cosine."""
     return _near_or_far(k, x, "cos", 1)
 
 
 def tan(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The tangent: a quotient in float64, where rounding it to float32 is the only error."""
+    """Return the tangent: a quotient in float64, where rounding it to float32 is the only error."""
     wide = k.convert(x, F64)
     ratio = _near(k, wide, 0) / _near(k, wide, 1)
     return _unless_far(k, x, "tan", k.convert(ratio, element(x.type)))
@@ -302,7 +302,7 @@ def _near_or_far(k: Emitter, x: RegisterValue, name: str, turn: int) -> Register
 
 
 def _unless_far(k: Emitter, x: RegisterValue, name: str, value: RegisterValue) -> RegisterValue:
-    """A value that is right near 0, replaced by the C library's far from it."""
+    """Return a value that is right near 0, replaced by the C library's far from it."""
     near = absolute(k, x) < (_FAR_SINGLE if is_single(x) else _FAR_DOUBLE)
     result = k.variable(value)
     all_near = k.reduce_lanes(near, lambda a, b: a & b) if x.lanes > 1 else near
@@ -312,7 +312,7 @@ def _unless_far(k: Emitter, x: RegisterValue, name: str, value: RegisterValue) -
 
 
 def _near(k: Emitter, x: RegisterValue, turn: int) -> RegisterValue:
-    """The sine of x + turn * pi / 2 for moderate x."""
+    """Return the sine of x + turn * pi / 2 for moderate x."""
     rest, quarter = _reduced(k, x)
     quarter = quarter + turn
     single = is_single(x)

@@ -214,7 +214,7 @@ class Emitter(Arithmetic):
         return Pointer(self, block, kind)
 
     def pointer_to_int(self, pointer: Pointer) -> RegisterValue:
-        """A pointer as an integer."""
+        """Return a pointer as an integer."""
         return RegisterValue(self, self.ir.ptrtoint(pointer.raw, I64))
 
     def int_to_pointer(self, address: RegisterValue, kind: ir.Type) -> Pointer:
@@ -296,7 +296,7 @@ class _Callee:
 
 
 def kernel_module(name: str, build: Callable[[Emitter], None]) -> ir.Module:
-    """A module with one kernel in it, which `build` writes."""
+    """Return a module with one kernel in it, which `build` writes."""
     module = ir.Module(name)
     module.triple = host_target().triple
     module.data_layout = str(target_machine().target_data)

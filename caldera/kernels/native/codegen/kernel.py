@@ -127,7 +127,7 @@ INTEGERS = {size: np.dtype(f"int{8 * size}") for size in (1, 2, 4, 8)}
 
 
 def as_integers(array: np.ndarray) -> np.ndarray:
-    """The same memory as integers: for kernels that only move elements of a size."""
+    """Return the same memory as integers: for kernels that only move elements of a size."""
     return array.view(INTEGERS[array.itemsize])
 
 
@@ -317,7 +317,7 @@ class NativeKernel:
         return slots, tuple(form)
 
     def values(self, given: Mapping[str, Any]) -> list[Any]:
-        """The arrays and numbers of a call in the order of its slots."""
+        """Return the arrays and numbers of a call in the order of its slots."""
         kinds = self.signature.kinds
         array_names, integer_names, others = self._in_order
         names = [*array_names, *integer_names, *(name for name, _ in others)]

@@ -110,7 +110,7 @@ def copy_sign(k: Emitter, magnitude: RegisterValue, sign: RegisterValue) -> Regi
 
 
 def sqrt(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The square root, rounded correctly."""
+    """Return the square root, rounded correctly."""
     return k.intrinsic("llvm.sqrt", x)
 
 
@@ -152,13 +152,13 @@ def nearest(k: Emitter, x: RegisterValue) -> RegisterValue:
 
 
 def floor(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The largest integer that is not above x."""
+    """Return the largest integer that is not above x."""
     near = nearest(k, x)
     return copy_sign(k, near - _one_where(k, near > x, x), x)
 
 
 def ceil(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The smallest integer that is not below x."""
+    """Return the smallest integer that is not below x."""
     near = nearest(k, x)
     return copy_sign(k, near + _one_where(k, near < x, x), x)
 
@@ -257,7 +257,7 @@ _TANH_DOUBLE = (
 
 
 def tanh(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The hyperbolic tangent."""
+    """Return the hyperbolic tangent."""
     single = element(x.type) == F32
     magnitude = absolute(k, x)
     squared = x * x
@@ -332,7 +332,7 @@ _CODY_FAR_BOTTOM = (
 
 
 def erf(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The error function."""
+    """Return the error function."""
     if element(x.type) == F32:
         return _erf_single(k, x)
     squared = x * x
@@ -410,7 +410,7 @@ def _special_logs(k: Emitter, x: RegisterValue, result: RegisterValue) -> Regist
 
 
 def log(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The natural logarithm."""
+    """Return the natural logarithm."""
     kind = _format(x)
     smallest = 2.0 ** (1 - kind.bias)
     is_small = x < smallest

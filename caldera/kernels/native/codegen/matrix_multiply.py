@@ -65,7 +65,7 @@ def is_standalone() -> bool:
 
 
 def has_amx() -> bool:
-    """True if this process may multiply bfloat16 matrices in tile registers."""
+    """Return True if this process may multiply bfloat16 matrices in tile registers."""
     return not _standalone.get() and _has_amx()
 
 
@@ -148,12 +148,12 @@ class Blas:
     name: str
 
     def gemm(self, kind: ir.Type) -> int:
-        """The address of the product for float32 or float64."""
+        """Return the address of the product for float32 or float64."""
         return self.sgemm if kind == F32 else self.dgemm
 
 
 def blas() -> Blas | None:
-    """The BLAS of this process, warmed up; None if it is unknown or must not be used."""
+    """Return the BLAS of this process, warmed up; None if it is unknown or must not be used."""
     return None if _standalone.get() else _blas()
 
 

@@ -92,7 +92,7 @@ def in_sequence(runners: Iterable[Runner]) -> Runner:
 
 
 def joined_runs(runners: Iterable[Runner]) -> list[Runner]:
-    """The same runners, with native ones that follow each other made one."""
+    """Return the same runners, with native ones that follow each other made one."""
     result: list[Runner] = []
     calls: list[NativeCall] = []
     for runner in runners:

@@ -76,12 +76,12 @@ def compiled_for(target: CompilerTarget | None) -> Iterator[None]:
 
 
 def is_foreign() -> bool:
-    """True if kernels are made for another processor."""
+    """Return True if kernels are made for another processor."""
     return _other.get() is not None
 
 
 def host_target() -> CompilerTarget:
-    """The processor that kernels are made for: this machine's, except in `compiled_for`.
+    """Return the processor that kernels are made for: this machine's, except in `compiled_for`.
 
     >>> from caldera.kernels.native.codegen.target import host_target
     >>> host_target().lanes(4) >= 4

@@ -52,7 +52,7 @@ def vector(kind: ir.Type, count: int) -> ir.Type:
 
 
 def is_floating(kind: ir.Type) -> bool:
-    """True if a type is floating point, or a vector of floating-point lanes."""
+    """Return True if a type is floating point, or a vector of floating-point lanes."""
     return isinstance(element(kind), ir.HalfType | ir.FloatType | ir.DoubleType)
 
 
@@ -221,7 +221,7 @@ class Pointer:
         self.type = kind
 
     def at(self, index: Number) -> Pointer:
-        """The address of the element with this index."""
+        """Return the address of the element with this index."""
         offset = self.k.constant(index, I64).raw
         return Pointer(
             self.k,
@@ -273,7 +273,7 @@ class Pointer:
 
 
 def _mangled(kind: ir.VectorType) -> str:
-    """A vector's type as it is part of an intrinsic's name."""
+    """Return a vector's type as it is part of an intrinsic's name."""
     of = kind.element
     number = of.width if isinstance(of, ir.IntType) else 8 * itemsize(of)
     return f"v{kind.count}{'i' if isinstance(of, ir.IntType) else 'f'}{number}"

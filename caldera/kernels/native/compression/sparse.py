@@ -23,7 +23,7 @@ _PIECE = 4096
 
 
 def take_out(vector: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """The elements at some places (int32), which are zero after that.
+    """Return the elements at some places (int32), which are zero after that.
 
     >>> import numpy as np
     >>> from caldera.kernels.native.compression import take_out
@@ -173,7 +173,7 @@ def _put_only(
 def _until(
     k: Emitter, places: Pointer, first: RegisterValue, count: RegisterValue, end: RegisterValue
 ) -> RegisterValue:
-    """The first of increasing places, from one on, that is not below `end`."""
+    """Return the first of increasing places, from one on, that is not below `end`."""
     low, high = k.variable(first), k.variable(count)
     with k.while_loop(lambda: low.value < high.value):
         middle = (low.value + high.value) // 2

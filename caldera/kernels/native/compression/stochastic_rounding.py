@@ -189,7 +189,7 @@ def _round(
 def _subnormal(
     k: Emitter, form: Format, magnitude: RegisterValue, word: RegisterValue
 ) -> RegisterValue:
-    """The bits of a multiple of the smallest number."""
+    """Return the bits of a multiple of the smallest number."""
     smallest = 2.0 ** (form.least_exponent - form.fraction)
     count = k.bitcast(magnitude, k.convert(word, F32).type) / smallest
     lower = k.convert(k.convert(count, I32), F32)
@@ -414,7 +414,7 @@ def _dequantise(
 
 
 def _codes(k: Emitter, packed: Pointer, i: RegisterValue, count: int, width: int) -> RegisterValue:
-    """One code or several from the i-th on, which then begins a byte; one byte each."""
+    """Return one code or several from the i-th on, which then begins a byte; one byte each."""
     if width == 8:
         return packed.load(i, count)
     in_byte, mask = 8 // width, (1 << width) - 1

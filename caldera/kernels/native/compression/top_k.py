@@ -311,7 +311,7 @@ def _folded(
     length: Number,
     combine: Callable[[RegisterValue, RegisterValue], RegisterValue],
 ) -> RegisterValue:
-    """The largest or smallest of some magnitudes."""
+    """Return the largest or smallest of some magnitudes."""
     kept = k.variable(magnitudes.load(0, natural_lanes(I32)))
     for some in _vectors(k, magnitudes, length):
         kept.value = combine(kept.value, some)

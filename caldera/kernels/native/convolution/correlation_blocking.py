@@ -51,7 +51,7 @@ def shapes() -> tuple[tuple[int, int], ...]:
 
 
 def best_shape(results: int, pixels: int, lanes: int) -> tuple[int, int]:
-    """The tile that wastes least on this many output channels and pixels."""
+    """Return the tile that wastes least on this many output channels and pixels."""
 
     def cost(shape: tuple[int, int]) -> float:
         rows, vectors = shape

@@ -58,9 +58,9 @@ LONGEST_SUM = 512
 def pack_filters(
     packing: Packing, part: int, filters: np.ndarray, packed: np.ndarray, strides: tuple[int, ...]
 ) -> NativeCall:
-    """The filters of a part as [group][block][row][column][channel][width]. `filters` begins at
-    its first tap; `strides` lead to the next group, output channel, input channel, row and column
-    of taps."""
+    """Return the filters of a part as [group][block][row][column][channel][width]. `filters` begins
+    at its first tap; `strides` lead to the next group, output channel, input channel, row and
+    column of taps."""
     work = packing.parts[part].work
     rows, columns = work.taps
     width = packing.width
@@ -116,7 +116,7 @@ class _PartNumbers:
 
     @classmethod
     def load(cls, table: Pointer, index: RegisterValue) -> _PartNumbers:
-        """A row of the table."""
+        """Return a row of the table."""
         names = [field.name for field in fields(cls)]
         row = table.at(index * len(names))
         return cls(**{name: row.load(i) for i, name in enumerate(names)})
@@ -208,7 +208,7 @@ def _part_numbers(
     of_target: tuple[int, ...],
     starts: tuple[int, int],
 ) -> dict[str, int]:
-    """A row of the table: `inside` leads to the next image, row and pixel of the source."""
+    """Return a row of the table: `inside` leads to the next image, row and pixel of the source."""
     work, window = part.work, packing.window
     # Along a row of taps the channels of neighbouring pixels are neighbours, if all are wanted.
     is_dense = inside[2] == window.groups * window.channels
@@ -344,7 +344,7 @@ def _taps(
 
 
 def packing(node: Node) -> Packing:
-    """The correlations that a convolution or its input gradient consists of."""
+    """Return the correlations that a convolution or its input gradient consists of."""
     geometry = Geometry.of(node)
     if node.op.name == "conv2d":
         return Packing((CorrelationBlock(forward(geometry)),), geometry.dtype)

@@ -102,7 +102,7 @@ class _Rows:
     def matrix(
         self, in_place: bool, first: RegisterValue, group: RegisterValue
     ) -> tuple[Pointer, RegisterValue]:
-        """The rows of pixels from `first` on, and the distance between them."""
+        """Return the rows of pixels from `first` on, and the distance between them."""
         n = self.n
         if in_place:
             return self.image.at(first * n.pixel_step + group * n.channels), n.pixel_step

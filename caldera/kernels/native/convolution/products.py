@@ -66,7 +66,7 @@ def _has_rows(node: Node) -> bool:
 
 
 def _matmul(name: str, shapes: Sequence[Shape], dtype: DType) -> Node:
-    """The product that a convolution op is, of matrices of these shapes."""
+    """Return the product that a convolution op is, of matrices of these shapes."""
     ta, tb = _TRANSPOSED[name]
     left, right = (parameter(i, Spec(each, dtype)) for i, each in enumerate(shapes))
     return matmul(left, right, ta=ta, tb=tb)
@@ -76,7 +76,7 @@ def _matmul(name: str, shapes: Sequence[Shape], dtype: DType) -> Node:
 
 
 def _product_kernel(node: Node, names: tuple[str, ...]) -> Kernel | None:
-    """The first of these kernels that can multiply the matrices."""
+    """Return the first of these kernels that can multiply the matrices."""
     product = _product_of_pixels(node)
     known = {each.name: each for each in TABLE.kernels("matmul", "cpu")}
     return next((known[each] for each in names if known[each].supports(product)), None)
@@ -228,7 +228,7 @@ class _Windows:
         return self.images[3] % SIDE == 0
 
     def pad(self, images: np.ndarray, padded: np.ndarray) -> list[NativeCall]:
-        """The calls that put a border around images."""
+        """Return the calls that put a border around images."""
         height, width = padded.shape[1:3]
         top, left = (max(0, each) for each in self.origin)
         # Windows of a gradient may start inside the image.
@@ -255,7 +255,7 @@ class _Windows:
         )
 
     def fill(self, padded: np.ndarray, matrix: np.ndarray) -> list[NativeCall]:
-        """The calls that write the matrix."""
+        """Return the calls that write the matrix."""
         windows = np.lib.stride_tricks.as_strided(padded, self.shape, self._strides(padded))
         goal = matrix.reshape(self.shape)
         rows = range(self.taps[0])
@@ -305,13 +305,13 @@ def _phases(node: Node) -> list[_Phase]:
 
 
 def _taps(phase: Phase) -> slice:
-    """The taps of a phase, in reverse order."""
+    """Return the taps of a phase, in reverse order."""
     before = phase.last_tap - phase.tap_step * phase.taps
     return slice(phase.last_tap, before if before >= 0 else None, -phase.tap_step)
 
 
 def _product_of_windows(name: str, windows: _Windows) -> Node:
-    """The product of the matrix of windows with the filters, or of the gradient with it."""
+    """Return the product of the matrix of windows with the filters, or of the gradient with it."""
     pixels, length = windows.matrix
     # Filters are transposed or not such that copying them follows their rows.
     shapes = {
@@ -348,7 +348,7 @@ class _Workspace:
             self._matrix = np.broadcast_to(np.zeros((), bfloat16), windows.matrix)
 
     def multiply(self, name: str, other: np.ndarray, out: np.ndarray) -> list[NativeCall]:
-        """The calls that multiply the matrix of windows with another one."""
+        """Return the calls that multiply the matrix of windows with another one."""
         node, rest = _product_of_windows(name, self._windows), self.scratch.rest
         if name == "conv2d_weight":
             call = Call(node, (out,), (other, self._matrix), rest)
@@ -390,7 +390,7 @@ def _bind_windows(call: Call) -> Runner:
 
 
 def _gradient_calls(call: Call, phase: _Phase) -> list[NativeCall]:
-    """The gradient of the filters."""
+    """Return the gradient of the filters."""
     windows, workspace = phase.windows, _Workspace(call, phase.windows)
     other, before = _read_pixels(call.inputs[1], workspace.scratch)
     goal = call.outputs[0].transpose(0, 2, 3, 1)

@@ -280,7 +280,7 @@ def bind_staged(
     compute: Compute,
     fits: Callable[[np.ndarray], bool] = _fits,
 ) -> Runner:
-    """The calls that `compute` makes, with copies around them where images do not fit.
+    """Return the calls that `compute` makes, with copies around them where images do not fit.
 
     `lengths` is the scratch memory that `compute` will take; images come after it.
     """

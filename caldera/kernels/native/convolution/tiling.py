@@ -40,7 +40,7 @@ class PaddedImages:
     start_column: Integer
 
     def pixel(self, images: Pointer, image: Number, row: RegisterValue, column: Number) -> Pointer:
-        """A pixel, counted from where strips begin."""
+        """Return a pixel, counted from where strips begin."""
         down = (row + self.start_row) * self.row_step
         right = (self.start_column + column) * self.pixel_step
         return images.at(self.image_step * image + down + right)
@@ -66,7 +66,7 @@ def padded_images(images: np.ndarray, start: Pair) -> dict[str, int]:
 
 
 def between(k: Emitter, value: RegisterValue, most: Number) -> RegisterValue:
-    """The value, but at least 0 and at most `most`."""
+    """Return the value, but at least 0 and at most `most`."""
     return k.minimum(k.maximum(value, 0), most)
 
 
@@ -139,7 +139,7 @@ class StripNumbers:
     reach_rows: Integer
 
     def pixels(self, k: Emitter, item: RegisterValue) -> StripPixels:
-        """The pixels of the strip with this number."""
+        """Return the pixels of the strip with this number."""
         image, row = item // self.a_image * self.images, item % self.a_image * self.rows
         return StripPixels(k, self, image, row, k.minimum(self.images, self.batch - image))
 

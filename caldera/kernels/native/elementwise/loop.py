@@ -105,7 +105,7 @@ class InnerArray:
     step: Integer
 
     def operand(self, mode: str) -> StridedOperand:
-        """The array at the first row."""
+        """Return the array at the first row."""
         return StridedOperand(self.base.k, self.base.place, self.base.name, mode, self.step)
 
 
@@ -134,7 +134,7 @@ def outer_axes(
 def at_row(
     axes: Sequence[OuterAxis], operands: Sequence[StridedOperand], row: RegisterValue
 ) -> list[StridedOperand]:
-    """The operands at the row with this number."""
+    """Return the operands at the row with this number."""
     if not axes:
         return list(operands)
     offsets: list[RegisterValue | None] = [None] * len(operands)
@@ -252,7 +252,7 @@ def _loop(
 def loop_calls(
     loop_body: LoopBody, shape: Shape, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
 ) -> list[NativeCall]:
-    """The calls that compute a loop body without reductions."""
+    """Return the calls that compute a loop body without reductions."""
     total = size(shape)
     if not total or not outputs:
         return []
@@ -269,7 +269,7 @@ def loop_calls(
 
 
 def _call(loop_body: LoopBody, axes: LoopAxes, arrays: Sequence[np.ndarray]) -> NativeCall:
-    """The call for a loop over these axes; inputs come first."""
+    """Return the call for a loop over these axes; inputs come first."""
     total, inner = size(axes.lengths), axes.lengths[-1]
     inputs = len(loop_body.inputs)
     modes = "".join(

@@ -230,7 +230,7 @@ def can_apply(op: str, source: str) -> bool:
 def apply(
     k: Emitter, op: str, dtype: str, sources: tuple[str, ...], *values: RegisterValue
 ) -> RegisterValue:
-    """The result of an op of this dtype for operands of the dtypes `sources`."""
+    """Return the result of an op of this dtype for operands of the dtypes `sources`."""
     if op == "cast":
         return cast(k, values[0], sources[0], dtype)
     operation = _UNSIGNED.get(op) if sources[-1] in UNSIGNED else None

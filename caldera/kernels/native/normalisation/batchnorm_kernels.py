@@ -304,7 +304,7 @@ def differentiate(
 
 
 def _mask_of(given: Pointer | None, channels: RegisterValue, channel: RegisterValue) -> Mask | None:
-    """The factor and the shift of the forward pass, if a relu followed it."""
+    """Return the factor and the shift of the forward pass, if a relu followed it."""
     if given is None:
         return None
     factor, shift = factors_of(given, channels, channel, range(FACTOR, SHIFT + 1))

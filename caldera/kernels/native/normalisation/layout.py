@@ -26,7 +26,7 @@ class Vector:
     stride: Integer
 
     def load(self, channel: RegisterValue) -> RegisterValue:
-        """The number of a channel."""
+        """Return the number of a channel."""
         return self.base.load(channel * self.stride)
 
 
@@ -55,11 +55,11 @@ class Images:
     inner: Integer
 
     def rows(self, image: RegisterValue) -> ChannelRows:
-        """The rows of an image."""
+        """Return the rows of an image."""
         return ChannelRows(self.base.at(image * self.image), self.inner)
 
     def plane(self, image: RegisterValue, channel: RegisterValue) -> ElementPointer:
-        """A plane of an image."""
+        """Return a plane of an image."""
         return self.base.at(image * self.image + channel * self.inner)
 
 
@@ -91,17 +91,17 @@ class RowLayout:
         return self.images * self.channels * self.pixels
 
     def rows(self, index: int, array: Array) -> dict[str, Array | int]:
-        """The array of this index as `ChannelRows`."""
+        """Return the array of this index as `ChannelRows`."""
         return {"base": array, "stride": self.strides[index][1]}
 
     def images_of(self, index: int, array: Array) -> dict[str, Array | int]:
-        """The array of this index as `Images`."""
+        """Return the array of this index as `Images`."""
         image, inner = self.strides[index]
         return {"base": array, "image": image, "inner": inner}
 
 
 def batch_layout(arrays: list[Array], axis: int) -> RowLayout | None:
-    """The layout that all of these arrays share; None if it is not one of the two."""
+    """Return the layout that all of these arrays share; None if it is not one of the two."""
     shape, strides = arrays[0].shape, arrays[0].strides
     others = tuple(a for a in range(len(shape)) if a != axis)
     rows = collapse_axes(arrays, [others, (axis,)])

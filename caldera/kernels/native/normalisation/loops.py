@@ -248,7 +248,7 @@ class Slopes:
     writes: bool
 
     def terms(self, k: Emitter, values: ChannelRows, channels: RegisterValue) -> Prepare:
-        """The gradient, and its product with x less the mean."""
+        """Return the gradient, and its product with x less the mean."""
 
         def prepare(channel: RegisterValue, count: int) -> OfRow:
             mean = self.means.load(channel, count)

@@ -85,14 +85,14 @@ def _centred(
     mean: RegisterValue,
     mask: Mask | None = None,
 ) -> Terms:
-    """The gradient, and its product with x less the mean."""
+    """Return the gradient, and its product with x less the mean."""
     centred = x.load(*place, count) - mean
     slope = masked(k, g.load(*place, count), centred, mask)
     return slope, slope, centred
 
 
 def pivoted_rows(x: ChannelRows, pivots: Load) -> Prepare:
-    """The terms of x less a pivot for each channel."""
+    """Return the terms of x less a pivot for each channel."""
 
     def terms(channel: RegisterValue, count: int) -> OfRow:
         pivot = pivots(channel, count)
@@ -102,7 +102,7 @@ def pivoted_rows(x: ChannelRows, pivots: Load) -> Prepare:
 
 
 def gradient_rows(k: Emitter, g: ChannelRows, x: ChannelRows, means: Load) -> Prepare:
-    """The terms of a gradient, with a mean for each channel."""
+    """Return the terms of a gradient, with a mean for each channel."""
 
     def terms(channel: RegisterValue, count: int) -> OfRow:
         mean = means(channel, count)
@@ -364,7 +364,7 @@ def plane_sums(
 
 
 def finite_or_zero(k: Emitter, value: RegisterValue) -> RegisterValue:
-    """The number itself, and 0 in place of an infinity or a nan."""
+    """Return the number itself, and 0 in place of an infinity or a nan."""
     return k.select((value - value).equals(0.0), value, 0.0)
 
 

@@ -337,7 +337,7 @@ def _starts(matrix: Matrices | Gathered, terms: np.ndarray, *, by_rows: bool) ->
 
 
 def _operand(matrix: Matrices | Gathered) -> dict[str, Any]:
-    """The arguments of a kernel for one of its matrices."""
+    """Return the arguments of a kernel for one of its matrices."""
     if isinstance(matrix, Gathered):
         rows, blocks = matrix.rows, matrix.blocks
         return {"memory": matrix.array, "leading": 0, "rows": rows, "blocks": blocks}

@@ -145,7 +145,7 @@ def _add_up(
 def add_pieces(
     pieces: Array, out: Array, leading: int, *, bias: Array, epilogue: Epilogue
 ) -> NativeCall:
-    """The call that adds up (pieces, rows, columns)."""
+    """Return the call that adds up (pieces, rows, columns)."""
     count, rows, columns = pieces.shape
     return _add_up.call(
         pieces=pieces,
@@ -211,7 +211,7 @@ class Binder:
         return found
 
     def runner(self) -> Runner:
-        """The calls that were made, and the copy of the result if it is not in its place."""
+        """Return the calls that were made, and the copy of the result if it is not in its place."""
         if self.place.array is not self.product.out:
             self.calls += copied(self.place.array, self.product.out)
         return NativeRunner(self.calls)
@@ -301,7 +301,7 @@ class Binder:
 def bind_product(
     call: Call, make: type[Binder], multiply: Callable[[Binder], None] = Binder.multiply
 ) -> Runner:
-    """A product in blocks, or with its sum cut into pieces: by a method of the binder."""
+    """Return a product in blocks, or with its sum cut into pieces: by a method of the binder."""
     if call.outputs[0].size == 0:
         return NativeRunner([])
     binder = make(call)
@@ -315,7 +315,7 @@ def pieces_of(length: int, most: int | None = None) -> int:
 
 
 def bind_accumulate(call: Call, make: type[Binder]) -> Runner:
-    """A product that is added to a matrix, in its place if it may."""
+    """Return a product that is added to a matrix, in its place if it may."""
     if call.outputs[0].size == 0:
         return NativeRunner([])
     binder = make(call, operands=1)
@@ -329,7 +329,7 @@ def bind_accumulate(call: Call, make: type[Binder]) -> Runner:
 
 
 def accumulates_in_place(node: Node) -> bool:
-    """A matrix that is also a factor must not change while the product is computed."""
+    """Return a matrix that is also a factor must not change while the product is computed."""
     return node.inputs[0] not in node.inputs[1:3]
 
 

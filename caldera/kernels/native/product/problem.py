@@ -144,7 +144,7 @@ def dense(shape: Shape, dtype: np.dtype, scratch: Scratch) -> Array:
 
 
 def copy_workspace(node: Node) -> int:
-    """The workspace for copies of the inputs that may need one."""
+    """Return the workspace for copies of the inputs that may need one."""
     wide = [Spec(given.shape, compute_dtype(given.dtype)) for given in node.inputs]
     return sum(
         workspace_bytes(spec)

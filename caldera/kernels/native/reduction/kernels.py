@@ -55,7 +55,7 @@ class _Total:
         self.value.value = combine(self.k, self.op, self.wide, self.value.value, value)
 
     def result(self, dtype: str) -> RegisterValue:
-        """The result as a value of a dtype."""
+        """Return the result as a value of a dtype."""
         return cast(self.k, self.value.value, self.wide, dtype)
 
 
@@ -127,7 +127,7 @@ def _row_totals(
     bounds: tuple[RegisterValue, RegisterValue],
     widths: tuple[int, ...],
 ) -> list[_Total]:
-    """The totals of part of a row."""
+    """Return the totals of part of a row."""
     inputs = [each.settled() for each in inputs]
     totals = [_Total(k, each) for each in loop_body.reductions]
     begin, end = bounds

@@ -64,7 +64,7 @@ WORTH_JOINING = 1 << 12
 
 
 def reduction_calls(task: ReductionTask) -> list[NativeCall]:
-    """The calls that run a loop with reductions, over at least one element."""
+    """Return the calls that run a loop with reductions, over at least one element."""
     arrays = [*task.inputs, *task.outputs, *task.results]
     loop = axes_of(task.shape, arrays, task.axes)
     if loop.reduced[-1]:
@@ -219,7 +219,7 @@ def _rows_together(loop: LoopAxes, arrays: Sequence[np.ndarray]) -> int:
 
 
 def _with_rows_apart(loop: LoopAxes, together: int) -> LoopAxes:
-    """The loop with an axis more, of the rows that were reduced as one."""
+    """Return the loop with an axis more, of the rows that were reduced as one."""
     return LoopAxes(
         (*loop.lengths[:-2], loop.lengths[-2] // together, together, loop.lengths[-1]),
         (*loop.reduced[:-1], True, loop.reduced[-1]),
@@ -235,7 +235,7 @@ def _group_width(columns: int, groups: int) -> int:
 
 
 def _moved(loop: LoopAxes, axis: int) -> LoopAxes:
-    """The loop with an axis put before the innermost one."""
+    """Return the loop with an axis put before the innermost one."""
     order = [each for each in range(len(loop.lengths)) if each != axis]
     order.insert(len(order) - 1, axis)
 

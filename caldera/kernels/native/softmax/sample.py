@@ -69,7 +69,7 @@ class ClassOperand:
             self.base.store(place + self._offset(lane), value.lane(lane))
 
     def load_at(self, index: RegisterValue) -> RegisterValue:
-        """The class that `index` names for each sample."""
+        """Return the class that `index` names for each sample."""
         places = [self._element(index.lane(lane), lane) for lane in range(index.lanes)]
         return self.k.vector_of([self.base.load(place) for place in places])
 
@@ -351,7 +351,7 @@ def _across(
 def bind_classes(
     op: str, axis: int, full: Sequence[Array], singles: Sequence[Array]
 ) -> Runner | None:
-    """The op on arrays with classes along `axis` (the first decides) and arrays without.
+    """Return the op on arrays with classes along `axis` (the first decides) and arrays without.
 
     None if their layouts do not fit together.
     """

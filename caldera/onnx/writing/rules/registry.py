@@ -49,7 +49,7 @@ def writes(*names: str, by_samples: Sequence[str] = ()) -> Callable[[Function], 
 
 
 def inputs(write: Any, pair: Any) -> list[str]:
-    """The names of a node's inputs."""
+    """Return the names of a node's inputs."""
     return [write.name(given) for given in pair.inputs]
 
 

@@ -90,7 +90,7 @@ REDUCTION_THREADS = 256
 
 
 def reduction_text(dtype: str) -> str:
-    """The kernel that adds up parts of gradients."""
+    """Return the kernel that adds up parts of gradients."""
     bounds, threads = f"__launch_bounds__({REDUCTION_THREADS})", str(REDUCTION_THREADS)
     begin = f'#include "{_HEADERS[WEIGHT_GRADIENT]}"\ntypedef {STORED[dtype]} T;\n'
     return begin + REDUCE_WEIGHT_GRADIENT.source(bounds, threads=threads)
@@ -99,7 +99,7 @@ def reduction_text(dtype: str) -> str:
 def text(
     kernel: KernelTemplate, dtype: str, constants: Mapping[str, int], resident: int = 1
 ) -> str:
-    """A kernel for numbers of a dtype, compiled with these constants."""
+    """Return a kernel for numbers of a dtype, compiled with these constants."""
     return _text(kernel, dtype, tuple(constants.items()), resident)
 
 

@@ -118,7 +118,7 @@ class PixelTiles:
 
 
 def pixel_tilings(work: Correlation, pixel: int) -> Iterator[PixelTiles]:
-    """The tiles that are worth considering: whole rows, whole images if these are small."""
+    """Yield the tiles that are worth considering: whole rows, whole images if these are small."""
     height, width = work.target
     for columns in _divisors(width):
         if columns < min(width, 32):
@@ -160,7 +160,7 @@ T = TypeVar("T", bound=Clocked)
 
 
 def best_tilings(every: Iterable[T], kind: Callable[[T], Hashable]) -> tuple[T, ...]:
-    """The first few guesses that differ in kind, the best first."""
+    """Return the first few guesses that differ in kind, the best first."""
     chosen: dict[Hashable, T] = {}
     for each in sorted(every, key=lambda tiling: tiling.clocks()):
         if len(chosen) < RANKS:
@@ -345,7 +345,7 @@ def pixel_bytes(channels: int, itemsize: int) -> int:
 def correlation_tilings(
     work: Correlation, turned: bool, itemsize: int, card: CardProperties
 ) -> tuple[CorrelationTiling, ...]:
-    """The best guesses, the best first."""
+    """Return the best guesses, the best first."""
     return best_tilings(
         _tilings(work, turned, itemsize, card),
         lambda each: (each.pixel_tiles.pixels, each.per, each.across),

@@ -175,7 +175,7 @@ def pixel_bytes(channels: int, itemsize: int) -> int:
 def weight_gradient_tilings(
     work: Correlation, itemsize: int, card: CardProperties
 ) -> tuple[WeightGradientTiling, ...]:
-    """The best guesses, the best first."""
+    """Return the best guesses, the best first."""
     return best_tilings(
         _tilings(work, itemsize, card),
         lambda each: (each.pixel_tiles.pixels, each.tiles, each.parts),

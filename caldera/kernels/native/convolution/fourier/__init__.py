@@ -165,7 +165,7 @@ class _Calls:
     def convolution(
         self, source: np.ndarray, filters: np.ndarray, target: np.ndarray
     ) -> list[NativeCall]:
-        """A convolution or an input gradient."""
+        """Return a convolution or an input gradient."""
         layout = self.layout
         calls = [self.transform_filters(kernels.filter_points, filters)]
         for block in self.blocks():
@@ -183,7 +183,7 @@ class _Calls:
     def weight_gradient(
         self, image: np.ndarray, gradient: np.ndarray, result: np.ndarray
     ) -> list[NativeCall]:
-        """The gradient of the filters."""
+        """Return the gradient of the filters."""
         layout = self.layout
         calls = []
         for block in self.blocks():
@@ -227,7 +227,7 @@ def _bind(call: Call) -> Runner:
 
 
 def _dense(array: np.ndarray, is_filter: bool, layout: FourierTiling) -> np.ndarray:
-    """The array itself if BLAS can take its rows as they lie, else memory for a copy."""
+    """Return the array itself if BLAS can take its rows as they lie, else memory for a copy."""
     order = None if is_filter else NHWC
     strides = dense_strides(array.shape, order, array.itemsize)
     # Images may lie anywhere, one by one.

@@ -61,7 +61,7 @@ def frequencies(length: int) -> int:
 
 @lru_cache(maxsize=64)
 def matrices(length: int, taps: tuple[int, int], turned: bool, dtype: DType) -> FourierMatrices:
-    """The matrices for tiles of this length and filters of this size.
+    """Return the matrices for tiles of this length and filters of this size.
 
     `turned` transforms filters rotated by 180 degrees, as the input gradient requires.
 
@@ -261,7 +261,7 @@ class PointProducts:
     is_first: Integer
 
     def parts(self, pair: RegisterValue) -> list[tuple[Pointer, Pointer]]:
-        """The real and the imaginary matrix of a frequency: of tiles, filters and others."""
+        """Return the real and the imaginary matrix of a frequency: of tiles, filters and others."""
         return [
             (pointer.at(step * 2 * pair), pointer.at(step * 2 * pair + step))
             for pointer, step in (

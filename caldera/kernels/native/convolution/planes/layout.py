@@ -274,7 +274,7 @@ def in_blocks(
 
 
 def collected(k: Emitter, sources: Sequence[RegisterValue], picks: Sequence[Pick]) -> RegisterValue:
-    """A vector each of whose lanes is some lane of some source."""
+    """Return a vector each of whose lanes is some lane of some source."""
     lanes = sources[0].lanes
     first, *others = sorted({source for source, _ in picks})
     found = sources[first]

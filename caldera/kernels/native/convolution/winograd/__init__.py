@@ -347,7 +347,7 @@ def takes_sums(node: Node, size: int) -> bool:
 
 
 def _in_groups(layout: WinogradTiling, arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
-    """The part of each array that belongs to each group: channels of images, or filters."""
+    """Return the part of each array that belongs to each group: channels of images, or filters."""
     filters = 2 if layout.is_sum else 1
     return [
         np.split(array, layout.geometry.groups, axis=0 if index == filters else 1)

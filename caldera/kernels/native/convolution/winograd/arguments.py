@@ -139,7 +139,7 @@ class Arguments:
         k.ir.atomic_rmw("xchg", place.raw, I64(0), "release")
 
     def scratch(self, number: Number) -> tuple[Points, Points]:
-        """The points of both sets of tiles in one of the scratch memories."""
+        """Return the points of both sets of tiles in one of the scratch memories."""
         passed = self.kept * number
         return self.points.passed(passed), self.others.passed(passed)
 

@@ -37,7 +37,7 @@ Pixels = list[list[Pointer]]
 
 
 def image_arguments(array: np.ndarray, top: int, left: int) -> dict[str, np.ndarray | int]:
-    """An image (N, C, H, W) that lies channels last, as a kernel is given it.
+    """Return an image (N, C, H, W) that lies channels last, as a kernel is given it.
 
     The first tile starts `top` rows above and `left` columns left of the image.
     """
@@ -217,7 +217,7 @@ class Strip:
         return cls(size, side, rows, steps, left, image.width, outside, run, within, right)
 
     def column(self, tile: RegisterValue, number: int) -> list[Pointer]:
-        """The pixels of a column of a tile, where that reaches over neither end of a row."""
+        """Return the pixels of a column of a tile, where that reaches over neither end of a row."""
         place = tile * self.size + number
         return [row.at(step * place) for row, step in zip(self.rows, self.steps, strict=True)]
 
@@ -226,7 +226,7 @@ class Strip:
         return [self.column(tile, number) for number in range(self.side)]
 
     def checked_column(self, k: Emitter, tile: RegisterValue, number: int) -> list[Pointer]:
-        """The pixels of a column of any tile."""
+        """Return the pixels of a column of any tile."""
         place = self.left + tile * self.size + number
         inside = k.compare("<", place, self.width, unsigned=True)
         return [k.either(inside, pixel, self.outside) for pixel in self.column(tile, number)]
