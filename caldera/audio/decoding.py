@@ -57,7 +57,7 @@ class NGram:
         return math.log(chance)
 
     def sentence(self, text: str) -> float:
-        """The logarithm of the probability of a whole sentence, its end included."""
+        """Return the logarithm of the probability of a whole sentence, its end included."""
         words = [*text.split(), "</s>"]
         return sum(self.score(words[:i], word) for i, word in enumerate(words))
 

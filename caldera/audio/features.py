@@ -157,7 +157,7 @@ def mfcc(
     preemphasis: float = 0.97,
     window: str = "povey",
 ) -> Expr:
-    """Mel-frequency cepstral coefficients, as Kaldi has them: (..., frames, count).
+    """Return mel-frequency cepstral coefficients, as Kaldi has them: (..., frames, count).
 
     With `energy` the first is the logarithm of the frame's energy, before pre-emphasis.
 
@@ -175,8 +175,8 @@ def mfcc(
 
 
 def cepstra(bands: Any, count: int, lifter: float = 0.0) -> Expr:
-    """The first `count` coefficients of the cosine transform along the last axis, liftered if
-    `lifter` is not 0.
+    """Return the first `count` coefficients of the cosine transform along the last axis, liftered
+    if `lifter` is not 0.
 
     >>> import caldera as cd
     >>> from caldera import audio

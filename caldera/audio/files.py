@@ -107,7 +107,7 @@ def write(path: str | PathLike[str], samples: Any, rate: int) -> None:
 
 
 def _read_wav(path: Path) -> tuple[np.ndarray, int]:
-    """Samples (channels, samples) from -1 to 1, and their rate."""
+    """Return samples (channels, samples) from -1 to 1, and their rate."""
     try:
         with wave.open(str(path), "rb") as file:
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()

@@ -236,7 +236,7 @@ def _compressed(reader: _Reader, kind: str) -> np.ndarray:
 
 
 def _from_bytes(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Numbers between the smallest, the quartiles and the largest of their column."""
+    """Return numbers between the smallest, the quartiles and the largest of their column."""
     zero, quarter, three, one = edges.T
     found = values.astype(np.float32)
     low = zero + (quarter - zero) * found * np.float32(1 / 64)

@@ -44,7 +44,7 @@ def mel_filters(
 
 @lru_cache(maxsize=64)
 def kaldi_filters(rate: float, n_fft: int, bins: int, low: float, high: float) -> np.ndarray:
-    """Triangles in mel, of height 1; the last frequency belongs to none."""
+    """Return triangles in mel, of height 1; the last frequency belongs to none."""
     top = high if high > 0 else rate / 2 + high
     _check_band(bins, low, top, rate)
     places = _kaldi_mel(np.arange(n_fft // 2) * rate / n_fft)

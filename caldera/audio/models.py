@@ -224,7 +224,7 @@ def frame_dnn(
     depth: int = 4,
     pooled: bool = False,
 ) -> Layers:
-    """Dense layers over each frame and its neighbours: what hybrid systems began with.
+    """Return dense layers over each frame and its neighbours: what hybrid systems began with.
 
     >>> from caldera import audio, nn
     >>> nn.count_parameters(audio.models.frame_dnn((98, 40), classes=2000, units=1024, depth=6))

@@ -160,7 +160,10 @@ def _is_iterable(value: Any) -> bool:
 def _sequence_of(
     kind: ArgumentKind | None, holds: Callable[[Any], bool] = _is_sequence
 ) -> ArgumentKind:
-    """Values of a kind; the values of an iterator, which can be read only once, are not checked."""
+    """Return values of a kind.
+
+    The values of an iterator, which can be read only once, are not checked.
+    """
     words = "a list" if kind is None else f"a list, each {kind.words}"
     return ArgumentKind(
         words,

@@ -132,7 +132,10 @@ def refusal_of(
     where: Callable[[str], str] = str,
     name: str = "",
 ) -> CalderaError | None:
-    """The error about the first argument that the function does not take; None if it takes all."""
+    """Return the error about the first argument that the function does not take.
+
+    None if it takes all.
+    """
     kinds = kinds_of(function)
     by_name, rest = kinds.by_name, kinds.rest
     if rest is None and len(args) > len(kinds.positional):

@@ -197,7 +197,7 @@ class Family(Registry[Callable[..., T]]):
         return enter
 
     def make(self, given: str | T, **arguments: Any) -> T:
-        """An object from its name and arguments; an object is given back as it is."""
+        """Return an object from its name and arguments; an object is given back as it is."""
         if isinstance(given, str):
             make = self[given]
             known = _parameters(make)

@@ -129,7 +129,7 @@ def html_table(
 
 
 def html_facts(values: Mapping[str, object]) -> str:
-    """Names with their values.
+    """Return names with their values.
 
     >>> html_facts({"a": 1}).startswith("<table>")
     True

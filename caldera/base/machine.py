@@ -188,7 +188,7 @@ def _group_quota(group: Path) -> float:
 
 
 def available_memory() -> int:
-    """Bytes that are free or can be freed now; 0 where that is not known."""
+    """Return bytes that are free or can be freed now; 0 where that is not known."""
     return _meminfo("MemAvailable")
 
 

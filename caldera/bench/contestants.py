@@ -55,7 +55,7 @@ class Contestant:
         return f"{name}, {self.precision}" if self.precision else name
 
     def before(self, sources: str) -> Contestant:
-        """The same one with the code of a run before.
+        """Return the same one with the code of a run before.
 
         >>> Contestant("caldera", "strict").before("/tmp/old").label
         'caldera strict before'
@@ -80,7 +80,7 @@ REFERENCE = "torch"
 
 
 def missing_peers(peers: Sequence[str]) -> dict[str, str]:
-    """Peers that are not installed, each with the command that installs it."""
+    """Return peers that are not installed, each with the command that installs it."""
     return {peer: INSTALL[peer] for peer in peers if find_spec(peer) is None}
 
 
@@ -282,7 +282,7 @@ def _jax_on_card(case: TrainingCase, precision: str) -> list[tuple[str, dict[str
 def _in_both_formats(
     ways: Iterable[tuple[str, dict[str, Any]]], case: TrainingCase
 ) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Settings, and for images the same with channels last in memory."""
+    """Yield settings, and for images the same with channels last in memory."""
     for name, options in ways:
         yield name, options
         if case.has_images:

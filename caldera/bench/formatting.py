@@ -122,7 +122,7 @@ def accuracies_text(entry: ResultEntry) -> str:
 
 
 def watching_text(entry: ResultEntry) -> str:
-    """The share of the time that metrics took."""
+    """Return the share of the time that metrics took."""
     if not entry.trainings:
         return NOTHING
     return f"{statistics.median(each['overhead'] for each in entry.trainings):.2%}"
@@ -168,7 +168,7 @@ def ratio_text(ratio: Estimate) -> str:
 
 
 def ratios_text(ratios: Sequence[Ratio]) -> str:
-    """Ratios to the best setting of each peer."""
+    """Return ratios to the best setting of each peer."""
     shown = [f"{ratio_text(each.ratio)} {each.against}" for each in ratios if each.peer != ANY]
     return "; ".join(shown) or NOTHING
 
@@ -197,7 +197,7 @@ def loss_text(entry: ResultEntry) -> str:
 
 
 def equality_text(equality: Equality) -> str:
-    """Differences to the reference, and whether the time counts.
+    """Return differences to the reference, and whether the time counts.
 
     >>> equality_text(Equality())
     'not checked'

@@ -57,7 +57,7 @@ class OptimizerPart(ABC):
 
     @abstractmethod
     def update(self, number: int, weight: Array, gradient: Array, step: int) -> Array:
-        """The new value of weight `number`; steps count from 1."""
+        """Return the new value of weight `number`; steps count from 1."""
 
 
 class Sampler(ABC):
@@ -104,7 +104,7 @@ class CompressionPart(ABC):
 
     @abstractmethod
     def decode(self, message: Array, count: int) -> Array:
-        """The `count` numbers of a message."""
+        """Return the `count` numbers of a message."""
 
 
 class Scheme(ABC):

@@ -216,7 +216,10 @@ def compare(name: str, before: Rounds, after: Rounds) -> Again:
 
 
 def compare_reports(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Again]:
-    """All contestants of two files, by work, case and label; codes that took turns by these."""
+    """Return all contestants of two files, by work, case and label.
+
+    Codes that took turns by these.
+    """
     old, new = _entries(before), _entries(after)
     turns = _entries(after, of_before=True)
     found = []
@@ -263,7 +266,7 @@ def _entries(report: Mapping[str, Any], *, of_before: bool = False) -> dict[str,
 
 
 def read_report(path: str | Path) -> dict[str, Any]:
-    """What `caldera bench --json` wrote."""
+    """Return what `caldera bench --json` wrote."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         _entries(content)

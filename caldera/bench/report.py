@@ -204,7 +204,7 @@ def accuracy_chart(report: Report, work: str, case: str) -> LineChart | None:
 
 
 def scaling_chart(report: Report, work: str) -> LineChart | None:
-    """Seconds to the accuracy over the number of ranks, by contestant and scheme."""
+    """Return seconds to the accuracy over the number of ranks, by contestant and scheme."""
     entries = [each for each in report.entries if each.work == work and each.scheme and each.rounds]
     ranks = sorted({entry.ranks for entry in entries})
     if len(ranks) < 2:

@@ -199,7 +199,7 @@ class ResultEntry:
             self.lost.append(lost)
 
     def seconds(self) -> Estimate | None:
-        """Median time of a step, with its interval."""
+        """Return median time of a step, with its interval."""
         return median_of(self.rounds) if self.rounds else None
 
 
@@ -243,7 +243,7 @@ class Report:
     """True if the run was interrupted."""
 
     def cases(self, work: str) -> dict[str, list[ResultEntry]]:
-        """The entries of a work by case."""
+        """Return the entries of a work by case."""
         found: dict[str, list[ResultEntry]] = {}
         for entry in self.entries:
             if entry.work == work:
@@ -251,7 +251,7 @@ class Report:
         return found
 
     def works(self) -> list[str]:
-        """The names of the work that was measured."""
+        """Return the names of the work that was measured."""
         return list(dict.fromkeys(entry.work for entry in self.entries))
 
     def ratios(self, entry: ResultEntry) -> list[Ratio]:

@@ -211,7 +211,10 @@ class BenchSession:
             turn += 1
 
     def _apart(self, entries: Entries) -> tuple[Entries, Entries]:
-        """Contestants of the usual turns; Caldera, if the code of before is compared with it."""
+        """Return contestants of the usual turns.
+
+        Caldera, if the code of before is compared with it.
+        """
         ours = {
             handle: entry
             for handle, entry in entries.items()

@@ -205,7 +205,7 @@ def _seconds_of(task: BenchTask, calls: int) -> tuple[float, float]:
 
 
 def _warmed_up(task: BenchTask) -> float:
-    """Seconds of a call, once it is no longer the first after a pause."""
+    """Return seconds of a call, once it is no longer the first after a pause."""
     end = time.perf_counter() + WARM_UP
     once = first_call(task)
     while time.perf_counter() < end:

@@ -248,7 +248,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def toml_text(values: Mapping[str, Any]) -> str:
-    """Keys and plain values as TOML.
+    """Return keys and plain values as TOML.
 
     >>> print(toml_text({"model": "mlp", "hidden": [64, 64], "learning_rate": 1e-05}), end="")
     model = "mlp"

@@ -91,7 +91,7 @@ def read_inputs(
 
 
 def _table_rows(path: Path, schema: Schema | None, table: Mapping[str, Any]) -> TableRows:
-    """The rows of a table, read with arguments of `data.table_inputs`."""
+    """Return the rows of a table, read with arguments of `data.table_inputs`."""
     given = dict(table)
     named = {name: given.pop(name) for name in ("ignore", "decimal", "strict") if name in given}
     found = table_rows(path, schema, TableFormat(**given), **named)
@@ -191,7 +191,7 @@ def _images(path: Path, shape: tuple[int, ...]) -> tuple[list[str], np.ndarray]:
 
 
 def results_line(results: Mapping[str, Any]) -> str:
-    """Losses and metrics on one line; the accuracy, if there is one, first and in per cent.
+    """Return losses and metrics on one line; the accuracy, if there is one, first and in per cent.
 
     >>> results_line({"loss": 0.0712, "accuracy": 0.98333})
     'accuracy 98.33%  loss 0.0712'

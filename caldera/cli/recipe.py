@@ -60,7 +60,7 @@ def read_toml(path: str | PathLike[str], example: str) -> dict[str, Any]:
 
 
 def checked_options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Values by key, each checked; an unknown key is an error."""
+    """Return values by key, each checked; an unknown key is an error."""
     found = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

@@ -111,7 +111,7 @@ def searched_options() -> list[str]:
 
 
 def read_search_recipe(path: str | PathLike[str]) -> SearchRecipe:
-    """Contents of a recipe file.
+    """Return contents of a recipe file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "recipe.toml"
@@ -303,7 +303,7 @@ def _layers(value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
 
 
 def _ends(given: Any, kind: OptionType, where: str) -> list[Any]:
-    """The two ends of a range."""
+    """Return the two ends of a range."""
     if not isinstance(given, list) or len(given) != 2:
         raise ConfigError.build(where, expected="two numbers, as in [0.1, 0.9]", got=repr(given))
     return [kind.checked(each, where) for each in given]

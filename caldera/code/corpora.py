@@ -99,7 +99,7 @@ def _number(path: Path) -> tuple[int, str]:
 
 
 def _drawn(paths: Sequence[Path], problem: int, seed: int) -> list[SourceProgram]:
-    """Programs of a problem with the part that each is drawn into."""
+    """Return programs of a problem with the part that each is drawn into."""
     order = np.random.default_rng([seed, problem]).permutation(len(paths))
     train, validation = (round(share * len(paths)) for share in SHARES)
     names = ["train"] * train + ["validation"] * validation

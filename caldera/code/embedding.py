@@ -84,7 +84,7 @@ class StatementEmbedding:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> StatementEmbedding:
-        """What `save` wrote."""
+        """Return what `save` wrote."""
         found = io.load_safetensors_metadata(path).get("vocabulary")
         try:
             words = json.loads(found or "")
@@ -149,7 +149,7 @@ def train_embedding(
     sample: float = 1e-3,
     seed: int = 0,
 ) -> StatementEmbedding:
-    """Vectors of all statements that occur `least` times in these modules (see `read_ir`).
+    """Return vectors of all statements that occur `least` times in these modules (see `read_ir`).
 
     >>> from caldera import code
     >>> module = code.read_ir("define i32 @f(i32 %x) {\\n  %y = add i32 %x, 1\\n  ret i32 %y\\n}")

@@ -115,7 +115,7 @@ class _Tables:
         return [self._row(base, _index(self.k, contexts, place)) for place in places]
 
     def _row(self, table: Pointer, index: RegisterValue) -> Pointer:
-        """The row with this index; negative ones count from the end."""
+        """Return the row with this index; negative ones count from the end."""
         return table.at(self.k.select(index < 0, index + self.count, index) * self.width)
 
     def edge(self, number: RegisterValue) -> RegisterValue:

@@ -73,7 +73,7 @@ class AllreduceTuner:
 
 
 def fastest(times: dict[str, float], usual_one: str) -> str:
-    """The algorithm to take: the usual one unless another is clearly faster.
+    """Return the algorithm to take: the usual one unless another is clearly faster.
 
     >>> fastest({"ring": 1.0, "halving": 0.95, "library": 2.0}, "ring")
     'ring'
@@ -85,7 +85,7 @@ def fastest(times: dict[str, float], usual_one: str) -> str:
 
 
 def size_class(nbytes: int) -> int:
-    """Sizes that share a choice: the power of four above, from 1 KiB to 64 MiB.
+    """Return sizes that share a choice: the power of four above, from 1 KiB to 64 MiB.
 
     >>> size_class(4), size_class(5000), size_class(2**22), size_class(2**40)
     (1024, 16384, 4194304, 67108864)
@@ -94,7 +94,7 @@ def size_class(nbytes: int) -> int:
 
 
 def _measure(comm: Communicator, size: int) -> dict[str, float]:
-    """Median seconds of each algorithm that is worth a try, within the budget for tuning."""
+    """Return median seconds of each algorithm that is worth a try, within the budget for tuning."""
     before = comm.algorithm
     buffer = np.full(size // 4, 0, np.float32)
     remaining = candidates(comm, size)

@@ -392,7 +392,7 @@ class Communicator(PointToPoint):
         return self.name
 
     def algorithms(self) -> Sequence[str]:
-        """Values of `algorithm` other than "auto"."""
+        """Return values of `algorithm` other than "auto"."""
         several = len(set(self.nodes)) > 1
         return tuple(n for n in algorithms.ALLREDUCE if n not in WITHIN_A_MACHINE or not several)
 

@@ -56,7 +56,7 @@ def upcast(part: np.ndarray, ranks: int) -> np.ndarray:
 
 
 def downcast(total: np.ndarray, dtype: np.dtype, op: str, ranks: int) -> np.ndarray:
-    """The sum or mean of scaled numbers, rounded to the dtype they had.
+    """Return the sum or mean of scaled numbers, rounded to the dtype they had.
 
     >>> import numpy as np
     >>> downcast(np.array([4.5], np.float32), np.dtype(np.float16), "sum", 3)

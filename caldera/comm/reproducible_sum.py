@@ -24,7 +24,7 @@ def leaf_range(rank: int, ranks: int, leaves: int) -> LeafRange:
 
 
 def tree_sum(rows: np.ndarray, leaves: int, communicator: Communicator) -> np.ndarray:
-    """The sum of the leaves of all ranks; `rows` has this rank's, and is used up.
+    """Return the sum of the leaves of all ranks; `rows` has this rank's, and is used up.
 
     >>> import numpy as np
     >>> from caldera.comm import SingleProcess

@@ -116,7 +116,7 @@ class Traffic:
         running.bytes_received += nbytes
 
     def mark(self) -> Counts:
-        """The counts of all operations that have ended, for `since`."""
+        """Return the counts of all operations that have ended, for `since`."""
         with self._lock:
             return Counts((name, replace(count)) for name, count in self._counts.items())
 

@@ -115,7 +115,7 @@ class VirtualRank(MailboxRank):
 
 
 def virtual_ranks(size: int) -> list[VirtualRank]:
-    """Ranks for threads that the caller starts, and that may wait for each other for ever.
+    """Return ranks for threads that the caller starts, and that may wait for each other for ever.
 
     >>> import numpy as np
     >>> from caldera.comm.virtual import virtual_ranks

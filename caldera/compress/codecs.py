@@ -32,7 +32,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, message: np.ndarray, count: int, dtype: DType) -> np.ndarray:
-        """The `count` values of a message, as a new array of this dtype."""
+        """Return the `count` values of a message, as a new array of this dtype."""
 
     def encode_all(
         self,

@@ -96,7 +96,7 @@ def as_bytes(*arrays: np.ndarray) -> np.ndarray:
 
 
 def read(message: np.ndarray, dtype: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first `count` elements of a message, and the bytes that follow."""
+    """Return the first `count` elements of a message, and the bytes that follow."""
     size = count * np.dtype(dtype).itemsize
     if message.size < size:
         raise DataError.build("a message", expected=f"{size} more bytes", got=f"{message.size}")
@@ -109,7 +109,7 @@ _WIDEST = 30
 
 
 def pack_indices(places: np.ndarray, length: int) -> np.ndarray:
-    """Increasing places (int32) below `length` as bytes, in the smaller of the forms.
+    """Return increasing places (int32) below `length` as bytes, in the smaller of the forms.
 
     >>> import numpy as np
     >>> from caldera.compress.compressor import pack_indices, unpack_indices

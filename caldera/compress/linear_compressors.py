@@ -105,7 +105,7 @@ class PowerSGD(Compressor):
 
 
 def _sum_together(arrays: Sequence[np.ndarray], communicator: Communicator) -> list[np.ndarray]:
-    """The sums over ranks of some arrays, in one message; halves are summed in float32."""
+    """Return the sums over ranks of some arrays, in one message; halves are summed in float32."""
     if not arrays:
         return []
     flat = [array.reshape(-1) for array in arrays]
@@ -117,7 +117,7 @@ def _sum_together(arrays: Sequence[np.ndarray], communicator: Communicator) -> l
 
 
 def _finite(array: np.ndarray) -> np.ndarray:
-    """Zeros in place of infinities and nans, which must not stay from step to step."""
+    """Return zeros in place of infinities and nans, which must not stay from step to step."""
     return np.where(np.isfinite(array), array, array.dtype.type(0))
 
 

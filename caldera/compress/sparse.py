@@ -166,7 +166,10 @@ class SparseVector:
 
     @classmethod
     def of(cls, dense: np.ndarray, begin: int = 0, length: int | None = None) -> SparseVector:
-        """The elements of a vector that are not zero; it may be a part that begins somewhere."""
+        """Return the elements of a vector that are not zero.
+
+        It may be a part that begins somewhere.
+        """
         places, values = not_zero(dense, begin)
         return cls(dense.size if length is None else length, places, values)
 
@@ -234,7 +237,7 @@ class SparseCodec:
         return max_index_bytes(length) + self._size(length)
 
     def encode_dense(self, part: np.ndarray, stage: int, begin: int) -> np.ndarray:
-        """The message of a part of the sum with all its elements, which this rank owns."""
+        """Return the message of a part of the sum with all its elements, which this rank owns."""
         message = np.empty(self._size(part.size), np.uint8)
         draws = self._chance.of(self._rank, stage)
         lost = self.code.encode_all(part, [(0, part.size)], [message], draws)
@@ -300,7 +303,7 @@ def recursive_doubling(
 def split_allgather(
     communicator: Communicator, vector: SparseVector, coding: SparseCodec
 ) -> SparseVector:
-    """The sum over all ranks, the same bits on each; its parts travel sparse."""
+    """Return the sum over all ranks, the same bits on each; its parts travel sparse."""
     parts, total = _sum_of_part(communicator, vector, coding)
     mine = parts[communicator.rank]
     summed = SparseVector.of(total, mine[0], vector.length)
@@ -313,7 +316,7 @@ def split_allgather(
 def dense_switching(
     communicator: Communicator, vector: SparseVector, coding: SparseCodec
 ) -> np.ndarray:
-    """The sum over all ranks, the same bits on each; its parts travel whole."""
+    """Return the sum over all ranks, the same bits on each; its parts travel whole."""
     parts, total = _sum_of_part(communicator, vector, coding)
     message = coding.encode_dense(total, _SUMS, parts[communicator.rank][0])
     lengths = [end - begin for begin, end in parts]
@@ -325,7 +328,7 @@ def dense_switching(
 def _sum_of_part(
     communicator: Communicator, vector: SparseVector, coding: SparseCodec
 ) -> tuple[list[Span], np.ndarray]:
-    """The parts, and the sum of this rank's, added up in the order of ranks."""
+    """Return the parts, and the sum of this rank's, added up in the order of ranks."""
     rank, size = communicator.rank, communicator.size
     parts = list(pairwise(bounds(vector.length, size)))
     mine = parts[rank]

@@ -168,8 +168,8 @@ class Column:
         return values[:, None] if self.encoder is None else self.encoder.transform(values)
 
     def typical(self) -> Values:
-        """Features of the usual training value: the median, the most frequent category, or a text
-        without words.
+        """Return features of the usual training value: the median, the most frequent category, or a
+        text without words.
 
         >>> Column.encoded("width", 0, NumberEncoder(mean=1.0, scale=2.0, median=3.0)).typical()
         array([[1.]])

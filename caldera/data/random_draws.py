@@ -95,7 +95,7 @@ class Draw:
         return Draw(self.seed, self.epoch, self.first, number)
 
     def uniform(self, samples: int, numbers: int = 1) -> NDArray[np.float32]:
-        """Numbers in [0, 1), of shape (samples, numbers)."""
+        """Return numbers in [0, 1), of shape (samples, numbers)."""
         flat = philox.uniform01(
             self.seed,
             self.epoch,

@@ -354,7 +354,7 @@ def layout_for(
 
 
 def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
-    """Ranks that the session has."""
+    """Return ranks that the session has."""
     own, there = tuple(int(rank) for rank in ranks), current().ranks
     if not own or any(not 0 <= rank < there for rank in own):
         raise ConfigError.build(

@@ -110,7 +110,7 @@ def arange(
     layout: Where = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """Numbers from `start` up to `stop`, as NumPy's.
+    """Return numbers from `start` up to `stop`, as NumPy's.
 
     >>> from caldera import dmath as dm
     >>> with dm.connect(threads=2):

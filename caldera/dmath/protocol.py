@@ -176,14 +176,14 @@ def service(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @service
 def nbytes(rank: Rank) -> int:
-    """Bytes of all parts on a rank."""
+    """Return bytes of all parts on a rank."""
     return rank.nbytes
 
 
 @service
 def moved(rank: Rank) -> tuple[int, int, int]:
-    """Messages and bytes that a rank has sent to others, and bytes it has received; along the rows
-    and columns of grids too."""
+    """Return messages and bytes that a rank has sent to others, and bytes it has received; along
+    the rows and columns of grids too."""
     every = {rank.communicator}
     for grid in grids_of(rank.communicator):
         every |= {grid.along_layers, grid.along_column, grid.along_row}
@@ -197,7 +197,7 @@ def moved(rank: Rank) -> tuple[int, int, int]:
 
 @service
 def cache(rank: Rank) -> tuple[int, int, int, int]:
-    """Hits, misses, bytes that did not move and bytes that are kept; see `CacheCounts`."""
+    """Return hits, misses, bytes that did not move and bytes that are kept; see `CacheCounts`."""
     counts = rank.cache.counted()
     return counts.hits, counts.misses, counts.saved_bytes, counts.nbytes
 

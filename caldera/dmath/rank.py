@@ -96,7 +96,7 @@ class ReplicaCache:
         self._dropped: list[Tensor] = []
 
     def part(self, number: int, view: View, own: np.ndarray) -> Tensor:
-        """This rank's part of a view; `own` is its part of the array itself."""
+        """Return this rank's part of a view; `own` is its part of the array itself."""
         kept = self._kept.get((number, view))
         if kept is None:
             self.counts.misses += 1

@@ -52,7 +52,9 @@ class FileArray(NamedTuple):
 
 
 def open_source(path: str, dataset: str = "") -> FileArray:
-    """The array of a file, which stays there; `dataset` is its name where a file has several.
+    """Return the array of a file, which stays there.
+
+    `dataset` is its name where a file has several.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.npy"

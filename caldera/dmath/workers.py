@@ -61,7 +61,7 @@ class Team(ABC):
 
     @abstractmethod
     def communicators(self, epoch: int) -> Pair:
-        """Control and data of an epoch; the master has no data."""
+        """Return control and data of an epoch; the master has no data."""
 
     @abstractmethod
     def revoke(self, reason: str) -> None:

@@ -198,7 +198,10 @@ def learning_curves(
     columns: Mapping[str, Sequence[float]],
     title: str,
 ) -> Picture | Path:
-    """A chart of the loss and the metrics over the epochs; with a path, written to that file."""
+    """Return a chart of the loss and the metrics over the epochs.
+
+    With a path, written to that file.
+    """
     return figure(path, learning_curve_charts(epochs, columns), title)
 
 

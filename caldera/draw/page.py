@@ -20,7 +20,7 @@ class Safe(str):
 
 
 def tag(name: str, *children: str, **attributes: object) -> Safe:
-    """An element; its children are escaped unless they are HTML.
+    """Return an element; its children are escaped unless they are HTML.
 
     >>> tag("p", "a < b", tag("b", "c"), class_="note")
     '<p class="note">a &lt; b<b>c</b></p>'
@@ -79,7 +79,7 @@ def scrolled(content: Safe, label: str, class_: str = "scroll") -> Safe:
 
 
 def facts(values: Mapping[str, object]) -> Safe:
-    """Names with their values."""
+    """Return names with their values."""
     rows = [
         tag("tr", tag("th", name, scope="row"), tag("td", str(v))) for name, v in values.items()
     ]
@@ -138,7 +138,7 @@ def inline_svg(
 
 
 def document(title: str, index: Mapping[str, str], content: Iterable[Safe]) -> str:
-    """The text of a page; `index` has the title of each part by its anchor."""
+    """Return the text of a page; `index` has the title of each part by its anchor."""
     script = file_beside(__file__, "page.js")
     body = join([_header(index), tag("main", *content), Safe(f"<script>{script}</script>")])
     return (
@@ -173,7 +173,7 @@ FONTS = {"sans": SANS, "mono": MONO}
 
 
 def variables(values: Mapping[str, str]) -> str:
-    """Values as variables of a style sheet."""
+    """Return values as variables of a style sheet."""
     return "".join(f"--{name}:{value};" for name, value in values.items())
 
 

@@ -160,7 +160,7 @@ def text(
 
 
 def safe(content: str) -> str:
-    """Text that can stand between two tags."""
+    """Return text that can stand between two tags."""
     return escape(_printable(content), quote=False)
 
 

@@ -191,7 +191,7 @@ def map_safetensors(path: PathLike) -> dict[str, NDArray[Any]]:
 
 
 def load_safetensors_metadata(path: Source) -> dict[str, str]:
-    """The texts of a file, by name; no tensor is read.
+    """Return the texts of a file, by name; no tensor is read.
 
     >>> import tempfile, pathlib
     >>> import caldera as cd

@@ -311,7 +311,10 @@ class TransformerBlock(Layer):
     def continued(
         self, x: Expr, keys: Variable, values: Variable, position: Expr
     ) -> tuple[Expr, Expr, Expr]:
-        """The result for one step after others that are remembered; see `MultiHeadAttention`."""
+        """Return the result for one step after others that are remembered.
+
+        See `MultiHeadAttention`.
+        """
         attended, k, v = self.attention.continued(self.norm1(x), keys, values, position)
         return self._rest(x, attended), k, v
 

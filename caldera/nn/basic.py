@@ -87,7 +87,7 @@ def register(kind: type[L]) -> type[L]:
 
 
 def activation_function(name: str | None) -> Callable[[Expr], Expr]:
-    """The function of an activation; None (or "linear") is the identity."""
+    """Return the function of an activation; None (or "linear") is the identity."""
     return _identity if name is None or name == "linear" else activations[name]
 
 
@@ -325,7 +325,7 @@ class Reshape(Layer):
 def named_in_order(
     parts: Sequence[Layer], fallback: str = "{index}-{kind}"
 ) -> Iterator[tuple[str, Layer]]:
-    """Layers of a list by their own name, else by position and kind."""
+    """Yield layers of a list by their own name, else by position and kind."""
     for index, layer in enumerate(parts):
         yield layer.name or fallback.format(index=index, kind=type(layer).__name__), layer
 

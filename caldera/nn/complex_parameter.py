@@ -39,7 +39,7 @@ class ComplexParameter(Expr):
 
 
 def as_parts(value: Any) -> np.ndarray:
-    """Real and imaginary parts along a last axis of 2."""
+    """Return real and imaginary parts along a last axis of 2."""
     array = np.asarray(value)
     return np.stack([array.real, array.imag], axis=-1)
 

@@ -183,7 +183,7 @@ class EnsembleLoss(DelegatingLoss):
 
 
 def _members_as_samples(prediction: Expr) -> Expr:
-    """Predictions (N, members, ...) as (N * members, ...): axes as of a single network."""
+    """Return predictions (N, members, ...) as (N * members, ...): axes as of a single network."""
     count, members, *rest = prediction.shape
     return op.reshape(prediction, (count * members, *rest))
 

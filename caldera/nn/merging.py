@@ -146,7 +146,7 @@ class Dot(Layer):
 
 
 def unit_length(x: Expr, axis: Any, eps: float = 1e-12) -> Expr:
-    """Vectors along `axis`, divided by their length; those shorter than sqrt(eps) by that.
+    """Return vectors along `axis`, divided by their length; those shorter than sqrt(eps) by that.
 
     >>> import caldera as cd
     >>> unit_length(cd.tensor([[3.0, 4.0], [0.0, 0.0]]) * 1.0, 1).tolist()

@@ -18,7 +18,9 @@ def mean_by_sample(values: Expr) -> Expr:
 
 
 def without_mean(function: Function, prediction: Expr, target: Expr) -> Expr | None:
-    """The loss of each sample, of which the function returns the mean; None if it is no mean.
+    """Return the loss of each sample, of which the function returns the mean.
+
+    None if it is no mean.
 
     Means may be added up, and multiplied by numbers that are the same for all samples.
 

@@ -229,7 +229,7 @@ def as_input(value: Any, dtype: Any) -> Expr | None:
 
 
 def as_named(value: Any, dtype: Any) -> Any:
-    """An input given by name; several values belong together there, such as a state's."""
+    """Return an input given by name; several values belong together there, such as a state's."""
     if isinstance(value, list | tuple) and any(isinstance(each, Expr) for each in value):
         return tuple(as_input(each, dtype) for each in value)
     return as_input(value, dtype)

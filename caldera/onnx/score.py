@@ -144,7 +144,7 @@ def _array(value: Any) -> Any:
 
 
 def report(outcomes: Sequence[TestResult], title: str) -> str:
-    """The counts, and every test that did not pass with the reason."""
+    """Return the counts, and every test that did not pass with the reason."""
     passed = [each for each in outcomes if each.has_passed]
     ours = [
         each

@@ -81,5 +81,5 @@ def _as_scalar(result: Expr) -> Expr:
 
 
 def place(name: str, *nodes: Node) -> str:
-    """The start of an error message: `op.reshape of W (6, 5) float32`."""
+    """Return the start of an error message: `op.reshape of W (6, 5) float32`."""
     return f"{location(name)} of {', '.join(describe(node) for node in nodes)}"

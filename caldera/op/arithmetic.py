@@ -40,7 +40,7 @@ __all__ = [
 
 
 def add(a: Any, b: Any) -> Expr:
-    """The sum, as `a + b`.
+    """Return the sum, as `a + b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -249,7 +249,7 @@ def conj(x: Any) -> Expr:
 
 
 def angle(x: Any) -> Expr:
-    """The angle to the positive real axis, from -pi to pi; its derivative at 0 is 0.
+    """Return the angle to the positive real axis, from -pi to pi; its derivative at 0 is 0.
 
     >>> from caldera import op
     >>> [round(each, 4) for each in op.angle([1.0j, -1.0, 1.0 + 1.0j]).tolist()]
@@ -260,7 +260,7 @@ def angle(x: Any) -> Expr:
 
 
 def view_as_real(x: Any) -> Expr:
-    """Complex numbers as pairs (real, imaginary) on a new last axis of length 2.
+    """Return complex numbers as pairs (real, imaginary) on a new last axis of length 2.
 
     >>> from caldera import op
     >>> op.view_as_real([1.0 + 2.0j, 3.0j]).tolist()
@@ -270,7 +270,7 @@ def view_as_real(x: Any) -> Expr:
 
 
 def view_as_complex(x: Any) -> Expr:
-    """Pairs (real, imaginary) on a last axis of length 2 as complex numbers.
+    """Return pairs (real, imaginary) on a last axis of length 2 as complex numbers.
 
     >>> from caldera import op
     >>> op.view_as_complex([[1.0, 2.0], [0.0, 3.0]]).tolist()

@@ -207,7 +207,7 @@ def _side(taken: Node, write: Callable[..., Any], *operands: Any) -> Any:
 
 
 def _accepted(node: Node, inputs: list[Node], taken: Node) -> list[Node]:
-    """Operands that no kernel refuses, where the side is not taken."""
+    """Return operands that no kernel refuses, where the side is not taken."""
     if node.op.name in _MATRIX_OPS:
         first = inputs[0]
         identity = eye(*first.shape[-2:], dtype=first.dtype).node
@@ -396,7 +396,7 @@ def all_gather(x: Any, sizes: Sequence[int], rank: int, dim: int = 0, axis: str 
 
 
 def sum_scatter(x: Any, sizes: Sequence[int], rank: int, dim: int = 0, axis: str = "model") -> Expr:
-    """This rank's part, along `dim`, of the sum of `x` over ranks; see `all_gather`.
+    """Return this rank's part, along `dim`, of the sum of `x` over ranks; see `all_gather`.
 
     >>> import caldera as cd
     >>> from caldera import op

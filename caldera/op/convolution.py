@@ -32,7 +32,10 @@ _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 def operands(
     x: Any, w: Any, kernels: str, rank: int, stride: Any, dilation: Any, where: str
 ) -> tuple[Node, Node, Shape, Shape]:
-    """The input and the kernels as nodes of floats, the strides and the dilations; checked."""
+    """Return the input and the kernels as nodes of floats, the strides and the dilations.
+
+    Checked.
+    """
     image, kernel = map(as_float, lift_all(x, w))
     axes = _AXES[rank]
     expect_rank(image, rank + 2, f"x of shape (N, C, {axes})", where)

@@ -78,7 +78,7 @@ def full(shape: Sizes, value: complex, dtype: Any = None) -> Expr:
 
 
 def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: Any = None) -> Expr:
-    """The numbers from `start` up to, without, `stop`; from 0 on if only one bound is given.
+    """Return the numbers from `start` up to, without, `stop`; from 0 on if only one bound is given.
 
     They are int64 if all three are integers, and float32 otherwise.
 

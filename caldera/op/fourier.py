@@ -131,7 +131,9 @@ def rfft2(x: Any, norm: Norm = "backward") -> Expr:
 
 
 def irfft2(x: Any, n: int | None = None, norm: Norm = "backward") -> Expr:
-    """The inverse of `op.rfft2`; `n` is the length of the images' last axis, even if not given.
+    """Return the inverse of `op.rfft2`.
+
+    `n` is the length of the images' last axis, even if not given.
 
     >>> from caldera import op
     >>> op.irfft2([[10.0, -2.0], [-4.0, 0.0]]).tolist()

@@ -220,7 +220,7 @@ def _sorted(x: Any, axis: int, descending: bool, name: str) -> tuple[Expr, ...]:
 
 
 def _counted(indices: Node, length: int) -> Node:
-    """Indices from the front, as int64: negative ones are counted from the end."""
+    """Return indices from the front, as int64: negative ones are counted from the end."""
     whole = cast(indexing.as_signed(indices), int64)
     below = elementwise.less(whole, constant(0, int64))
     ahead = elementwise.add(whole, constant(length, int64))

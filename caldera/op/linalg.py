@@ -260,7 +260,9 @@ def eigvals(a: Any) -> Expr:
 
 
 def tril(x: Any, offset: int = 0) -> Expr:
-    """The elements on and below a diagonal, with zeros above; `offset` moves it to the right.
+    """Return the elements on and below a diagonal, with zeros above.
+
+    `offset` moves it to the right.
 
     >>> from caldera import op
     >>> op.tril([[1.0, 2.0], [3.0, 4.0]]).tolist()
@@ -270,7 +272,9 @@ def tril(x: Any, offset: int = 0) -> Expr:
 
 
 def triu(x: Any, offset: int = 0) -> Expr:
-    """The elements on and above a diagonal, with zeros below; `offset` moves it to the right.
+    """Return the elements on and above a diagonal, with zeros below.
+
+    `offset` moves it to the right.
 
     >>> from caldera import op
     >>> op.triu([[1.0, 2.0], [3.0, 4.0]], offset=1).tolist()
@@ -290,7 +294,7 @@ def diagonal(x: Any, offset: int = 0) -> Expr:
 
 
 def diagonal_matrix(x: Any) -> Expr:
-    """Square matrices with the last axis of `x` on their diagonal, and zeros elsewhere.
+    """Return square matrices with the last axis of `x` on their diagonal, and zeros elsewhere.
 
     >>> from caldera import op
     >>> op.diagonal_matrix([1.0, 2.0]).tolist()
@@ -305,7 +309,7 @@ def diagonal_matrix(x: Any) -> Expr:
 
 
 def trace(x: Any) -> Expr:
-    """The sum of the main diagonal of each matrix.
+    """Return the sum of the main diagonal of each matrix.
 
     >>> from caldera import op
     >>> op.trace([[1.0, 2.0], [3.0, 4.0]]).tolist()

@@ -196,7 +196,7 @@ def hinge(predictions: Any, targets: Any, reduction: str = "mean") -> Expr:
 
 
 def _targets(targets: Any, dtype: DType) -> Node:
-    """Targets written in Python: whole numbers stay class indices, others are of `dtype`."""
+    """Return targets written in Python: whole numbers stay class indices, others are of `dtype`."""
     if isinstance(targets, Expr | Tensor | np.ndarray):
         return lift(targets)
     array = array_of(targets, "targets")

@@ -191,7 +191,7 @@ def concat(parts: Sequence[Any], axis: int = 0) -> Expr:
 
 
 def stack(parts: Sequence[Any], axis: int = 0) -> Expr:
-    """The parts side by side along a new axis; their shapes must be equal.
+    """Return the parts side by side along a new axis; their shapes must be equal.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -43,7 +43,10 @@ class _Windows:
     beyond: Shape
 
     def along(self, *axes: int) -> tuple[Pair, Pair, Padding, Pair]:
-        """Size, stride, padding and dilation of two axes; -1 is one that is left as it is."""
+        """Return size, stride, padding and dilation of two axes.
+
+        -1 is one that is left as it is.
+        """
         axis = {-1: (1, 1, (0, 0), 1)} | {
             i: (self.size[i], self.stride[i], (a, b + self.beyond[i]), self.dilation[i])
             for i, (a, b) in enumerate(self.padding)

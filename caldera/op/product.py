@@ -47,7 +47,7 @@ class _Term:
 
 
 def contract(subscripts: str, operands: Sequence[Node]) -> Node:
-    """The value of an Einstein sum."""
+    """Return the value of an Einstein sum."""
     where = place("einsum", *operands) if operands else "op.einsum"
     terms, result = _parsed(subscripts, operands, where)
     sizes = _sizes(terms, where)
@@ -210,7 +210,7 @@ def _matrices(
 
 
 def _aligned(term: _Term, labels: Sequence[str]) -> Node:
-    """The term with all these axes, those it does not have of size 1."""
+    """Return the term with all these axes, those it does not have of size 1."""
     ordered = term.ordered([label for label in labels if label in term.labels])
     sizes = iter(ordered.shape)
     return reshape(ordered, tuple(next(sizes) if k in term.labels else 1 for k in labels))
@@ -235,7 +235,7 @@ def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False)
 
 
 def dot(a: Any, b: Any) -> Expr:
-    """The inner product of two vectors; with matrices it is the matrix product, as in NumPy.
+    """Return the inner product of two vectors; with matrices it is the matrix product, as in NumPy.
 
     >>> import caldera as cd
     >>> from caldera import op

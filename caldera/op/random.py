@@ -174,7 +174,9 @@ def random_uniform(
     offset: Any = 0,
     stream: int | None = None,
 ) -> Expr:
-    """Uniform numbers from `low` to `high`; both may be expressions that broadcast to `shape`.
+    """Return uniform numbers from `low` to `high`.
+
+    Both may be expressions that broadcast to `shape`.
 
     From 0 to 1 the end is never reached; elsewhere rounding may reach it.
 
@@ -200,7 +202,7 @@ def random_normal(
     offset: Any = 0,
     stream: int | None = None,
 ) -> Expr:
-    """Normal numbers; mean and deviation may be expressions that broadcast to `shape`.
+    """Return normal numbers; mean and deviation may be expressions that broadcast to `shape`.
 
     They are `mean + deviation * z`, so derivatives with respect to both exist.
 

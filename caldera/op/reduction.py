@@ -83,7 +83,7 @@ def _reduced(
 
 
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
-    """The sum over `axis`.
+    """Return the sum over `axis`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -106,7 +106,7 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
 
 
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
-    """The largest element over `axis`; equal ones share the gradient equally.
+    """Return the largest element over `axis`; equal ones share the gradient equally.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -117,7 +117,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
 
 
 def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
-    """The smallest element over `axis`; equal ones share the gradient equally.
+    """Return the smallest element over `axis`; equal ones share the gradient equally.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -128,7 +128,7 @@ def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
 
 
 def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
-    """The product over `axis`; its derivative is right where elements are zero, too.
+    """Return the product over `axis`; its derivative is right where elements are zero, too.
 
     >>> import caldera as cd
     >>> from caldera import op

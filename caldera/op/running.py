@@ -72,8 +72,8 @@ def _running(parts: Parts, axis: int, join: Callable[[Parts, Parts], Parts]) -> 
 
 @along_an_axis
 def cumprod(x: Any, axis: int, reverse: bool = False) -> Expr:
-    """The running product along `axis`: element i is the product up to and with i, from the end if
-    reverse. Its derivative is right where elements are zero, too.
+    """Return the running product along `axis`: element i is the product up to and with i, from the
+    end if reverse. Its derivative is right where elements are zero, too.
 
     >>> import caldera as cd
     >>> from caldera import op

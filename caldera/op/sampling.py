@@ -74,7 +74,7 @@ def grid_sample(
 
 
 def _position(place: Expr, length: int, padding: str, align_corners: bool) -> Expr:
-    """Places from -1 to 1 as numbers of pixels, those outside brought inside."""
+    """Return places from -1 to 1 as numbers of pixels, those outside brought inside."""
     if align_corners:
         found = (place + 1.0) * ((length - 1) / 2)
     else:

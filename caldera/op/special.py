@@ -207,7 +207,7 @@ def digamma(x: Any) -> Expr:
 
 
 def hypot(a: Any, b: Any) -> Expr:
-    """The length sqrt(a^2 + b^2), without overflow; its derivative at the origin is 0.
+    """Return the length sqrt(a^2 + b^2), without overflow; its derivative at the origin is 0.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -172,7 +172,9 @@ def reciprocal(x: Any) -> Expr:
 
 
 def abs(x: Any) -> Expr:
-    """The absolute value, of complex numbers their (real) distance to 0; its derivative at 0 is 0.
+    """Return the absolute value, of complex numbers their (real) distance to 0.
+
+    Its derivative at 0 is 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -216,7 +218,7 @@ def ceil(x: Any) -> Expr:
 
 
 def round(x: Any) -> Expr:
-    """The nearest whole number, the even one of two; its derivative is 0.
+    """Return the nearest whole number, the even one of two; its derivative is 0.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -228,7 +228,7 @@ def interpolate(
     mode: str = "nearest",
     align_corners: bool = False,
 ) -> Expr:
-    """Images (N, C, H, W) in another `size`, or `scale` times as large: a number, or (H, W).
+    """Return images (N, C, H, W) in another `size`, or `scale` times as large: a number, or (H, W).
 
     `mode` is "nearest", "linear" ("bilinear" is another name) or "bicubic", with PyTorch's meaning:
     pixels are squares, whose centres are compared; with `align_corners` the centres of the corners

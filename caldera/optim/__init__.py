@@ -42,7 +42,9 @@ from caldera.optim.sharding import length, total
 
 
 def get(optimizer: str | Optimizer, **arguments: Any) -> Optimizer:
-    """The optimizer of that name, made with these arguments; an optimizer is given back as it is.
+    """Return the optimizer of that name, made with these arguments.
+
+    An optimizer is given back as it is.
 
     Names are sgd, momentum, nesterov, asgd, adagrad, adadelta, rmsprop, adam, adamw, adamax, nadam,
     radam, lion, rprop, adafactor, muon, lbfgs, lars and

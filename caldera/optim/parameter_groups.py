@@ -82,7 +82,10 @@ groups.register("group")(Group)
 def assign_groups(
     where: str, groups: Sequence[Group], variables: Sequence[Variable]
 ) -> dict[Variable, Group]:
-    """The group of each variable that is in one; a group that gets no variable is an error."""
+    """Return the group of each variable that is in one.
+
+    A group that gets no variable is an error.
+    """
     found: dict[Variable, Group] = {}
     for variable in variables:
         group = next((each for each in groups if each.holds(whole_of(variable))), None)

@@ -99,7 +99,7 @@ def _alike(x: Any) -> int:
 
 
 def total(x: Any) -> Expr:
-    """The sum of all elements of something that has the shape of a parameter.
+    """Return the sum of all elements of something that has the shape of a parameter.
 
     >>> import caldera as cd
     >>> from caldera import optim

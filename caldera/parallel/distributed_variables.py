@@ -162,7 +162,7 @@ class OwnedVariable(DistributedVariable):
         self._is_held = held_by_all or communicator.rank == owner
 
     def numpy(self) -> np.ndarray:
-        """The value; all ranks have to ask."""
+        """Return the value; all ranks have to ask."""
         if self._communicator.rank == self._owner:
             value = np.ascontiguousarray(self._variable.numpy())
         else:

@@ -100,7 +100,7 @@ def codes(values: Sequence[object]) -> np.ndarray:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Places from 0 to 1; equal values have equal ones."""
+    """Return places from 0 to 1; equal values have equal ones."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts + 1) / 2)[inverse] / max(len(values) - 1, 1)

@@ -181,7 +181,10 @@ def _step_line(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def _value_axis(values: Sequence[float], mode: str) -> ChartAxis:
-    """An axis for values of an objective; losses that span many decades are seen by logarithm."""
+    """Return an axis for values of an objective.
+
+    Losses that span many decades are seen by logarithm.
+    """
     finite = np.array([value for value in values if math.isfinite(value)])
     share = bool(len(finite)) and finite.min() >= 0 and finite.max() <= 1
     return axis_of(
@@ -193,7 +196,10 @@ def _value_axis(values: Sequence[float], mode: str) -> ChartAxis:
 
 
 def curves_chart(overview: Overview) -> LineChart | None:
-    """The learning curves of all trials in one chart; None if no trial reported a second step."""
+    """Return the learning curves of all trials in one chart.
+
+    None if no trial reported a second step.
+    """
     drawn = [trial for trial in overview.trials if trial.curve]
     if not any(len(overview.curve(trial)) > 1 for trial in drawn):
         return None

@@ -137,7 +137,7 @@ class Method(Configurable):
     # --- what a method may use
 
     def random(self, number: int, stream: int = 0) -> np.random.Generator:
-        """Random numbers for a trial: the same for the same seed and number."""
+        """Return random numbers for a trial: the same for the same seed and number."""
         return np.random.default_rng([self.seed, number, stream])
 
     def told(self) -> list[Trial]:

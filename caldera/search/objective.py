@@ -237,7 +237,7 @@ class Constraint:
 def metric(
     name: str, mode: str | None = None, *, at: str = "last", seeds: int = 1, folds: int = 1
 ) -> Objective:
-    """Any number that trials report, at their last step or their best (`at="best"`).
+    """Return any number that trials report, at their last step or their best (`at="best"`).
 
     `mode` is "min" or "max"; without it the name decides. With `seeds` or `folds` each trial is
     trained several times, with other seeds or other validation parts, and the mean counts.

@@ -371,5 +371,5 @@ def quiet_optuna(optuna: Any) -> Iterator[None]:
 
 
 def now() -> float:
-    """Seconds since 1970."""
+    """Return seconds since 1970."""
     return datetime.now().timestamp()

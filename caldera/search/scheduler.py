@@ -97,7 +97,7 @@ class Scheduler:
     # --- for runners
 
     def next(self) -> TrialTask | None:
-        """The next trial to run, if there is one now."""
+        """Return the next trial to run, if there is one now."""
         with self._turn():
             trial = self._queue.pop(0) if self._queue and not self.is_cancelled else self._create()
             if trial is None:

@@ -67,7 +67,10 @@ class Journal:
             self._settle(file)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """The lines from this number on; one that is still being written is left for later."""
+        """Yield the lines from this number on.
+
+        One that is still being written is left for later.
+        """
         number, end, lines = self._own
         if (number, end) == (log_number_from, os.stat(self.path).st_size):
             # Optuna reads after each line that it writes; the cache serves it if no other process

@@ -98,7 +98,10 @@ class Study:
         return {state: len(self.of_state(state)) for state in order}
 
     def losses(self, trial: Trial) -> tuple[float, ...]:
-        """The objectives of a trial as numbers that should be small; infinite if it is not done."""
+        """Return the objectives of a trial as numbers that should be small.
+
+        Infinite if it is not done.
+        """
         return self.objective.losses(trial.values if trial.is_feasible else None)
 
     @property
@@ -205,8 +208,8 @@ class Study:
 
     @checked
     def plot(self, path: str | PathLike[str] | None = None) -> Picture | Path:
-        """History, learning curves, slices and front as one picture, which a notebook shows; with a
-        path it is written to that .svg file, and the path is returned."""
+        """Return history, learning curves, slices and front as one picture, which a notebook shows;
+        with a path it is written to that .svg file, and the path is returned."""
         return plot_study(Overview(self), path)
 
     def _repr_html_(self) -> str:

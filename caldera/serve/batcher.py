@@ -106,7 +106,7 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 def _labels(values: Mapping[str, str]) -> str:
-    """Labels in braces; quotes, backslashes and new lines are escaped."""
+    """Return labels in braces; quotes, backslashes and new lines are escaped."""
     inside = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in values.items())
     return "{" + ",".join(inside) + "}"
 

@@ -91,7 +91,7 @@ def _sample(contract: Contract) -> Plain:
 
 
 def _value(column: Column) -> Plain:
-    """The schema of a value; null is a missing one, where a column has an encoder."""
+    """Return the schema of a value; null is a missing one, where a column has an encoder."""
     if column.encoder is None:
         return {"type": "number"}
     found: Plain = {"examples": [column.encoder.example()]}

@@ -93,7 +93,7 @@ class RequestReader:
         return Features(schema.text.transform(texts).astype(canonical(self._contract.dtype)), [])
 
     def _from_rows(self, samples: list[Any]) -> Features:
-        """Rows of a table, with the names of columns or in their order."""
+        """Return rows of a table, with the names of columns or in their order."""
         if all(isinstance(each, dict) for each in samples):
             names = list(samples[0])
             for number, each in enumerate(samples):

@@ -130,7 +130,7 @@ class NetworkEstimator(BaseEstimator, ABC):
         return self
 
     def _partial_fit(self, X: Any, y: Any, sample_weight: Any, known: Any = None) -> Self:
-        """One epoch more; the first makes the network, and decides how inputs are scaled."""
+        """Return one epoch more; the first makes the network, and decides how inputs are scaled."""
         first = not hasattr(self, "model_")
         rows, y, weights = self._checked(X, y, sample_weight, first=first)
         if first:
@@ -278,7 +278,7 @@ class StandardScale:
         return cls(np.zeros(columns), np.ones(columns))
 
     def applied(self, values: np.ndarray) -> np.ndarray:
-        """Rows as the network sees them, in their own dtype."""
+        """Return rows as the network sees them, in their own dtype."""
         return ((values - self.mean) / self.deviation).astype(values.dtype, copy=False)
 
     def undone(self, values: np.ndarray) -> np.ndarray:

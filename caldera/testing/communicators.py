@@ -32,7 +32,7 @@ def _check(function: Check) -> Check:
 
 
 def of_rank(rank: int, size: int, dtype: str | np.dtype = "float64") -> np.ndarray:
-    """Numbers of a rank; small whole ones, so that every order of adding them is exact.
+    """Return numbers of a rank; small whole ones, so that every order of adding them is exact.
 
     >>> of_rank(1, 3).shape
     (3,)

@@ -192,7 +192,7 @@ def drawn(batch: Batch, plan: Plan) -> dict[str, np.ndarray]:
 
 
 def as_words(*numbers: int) -> np.ndarray:
-    """Numbers of 64 bits, of either sign, as int64.
+    """Return numbers of 64 bits, of either sign, as int64.
 
     >>> as_words(-1, 2**63).tolist()
     [-1, -9223372036854775808]

@@ -330,7 +330,7 @@ class RoundWeights(Callback):
 
 
 def latest(run: Run, column: str, where: str) -> float:
-    """The last value of a column of the history; an unknown column is an error."""
+    """Return the last value of a column of the history; an unknown column is an error."""
     if column not in run.history:
         hint = nearest(column, run.history)
         if column.startswith("val_"):

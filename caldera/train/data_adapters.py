@@ -36,7 +36,7 @@ _CHANNELS = (1, 3, 4)
 
 
 def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
-    """Inputs and targets as one, as `(x, y)` is; data that have targets stay as they are."""
+    """Return inputs and targets as one, as `(x, y)` is; data that have targets stay as they are."""
     if isinstance(data, Mapping) and targets is None and model.objective.losses:
         data, targets = _apart(data)
     if isinstance(data, Mapping):
@@ -185,7 +185,7 @@ class Predicted(np.ndarray):
 
 
 def prediction_arrays(model: Model, inputs: tuple[Any, ...]) -> list[np.ndarray]:
-    """Inputs to predict as arrays."""
+    """Return inputs to predict as arrays."""
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
         given = _by_name(inputs[0], model.input_names(), "inputs", "predict")
         inputs = given if isinstance(given, tuple) else (given,)
@@ -212,7 +212,7 @@ def _are_texts(given: Any) -> bool:
 
 
 def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | list[np.ndarray] | None:
-    """Samples of different sizes, for a network that takes those; None for all else."""
+    """Return samples of different sizes, for a network that takes those; None for all else."""
     if not model.open_axes or len(inputs) != 1 or not isinstance(inputs[0], list):
         return None
     refuse_masked(inputs[0], "predict")

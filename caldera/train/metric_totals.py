@@ -54,7 +54,7 @@ class MetricTotals:
             variable.assign(np.zeros(variable.shape))
 
     def variables(self) -> dict[str, Variable]:
-        """The sums, by name, for checkpoints."""
+        """Return the sums, by name, for checkpoints."""
         return {f"{self._prefix}/{name}": variable for name, variable in self._sums.items()}
 
     def loss(self) -> float:
@@ -113,7 +113,7 @@ class TotalsReading:
         return all(reading.done() for reading in self.readings.values())
 
     def over(self, sum_over_ranks: SumOverRanks) -> TotalsReading:
-        """The sums over all ranks."""
+        """Return the sums over all ranks."""
         sums = sum_over_ranks([self._sum(name) for name in self.readings])
         known = {
             name: PendingRead(each.ravel()) for name, each in zip(self.readings, sums, strict=True)

@@ -159,7 +159,7 @@ class Model(NetworkGraph):
 
     @checked
     def explain(self, source: Any, batch_size: int | None = None) -> Contributions:
-        """Contributions of the columns of a table to the prediction of each row.
+        """Return contributions of the columns of a table to the prediction of each row.
 
         A contribution is the prediction minus that with the column at its usual training value:
         the median of numbers and dates, the most frequent category, a text without words. In a
@@ -314,7 +314,10 @@ class Model(NetworkGraph):
         return self._evaluator.centre_on(data)
 
     def sequence(self) -> Sequential | None:
-        """The list of layers this model consists of; None if its class has its own `forward`."""
+        """Return the list of layers this model consists of.
+
+        None if its class has its own `forward`.
+        """
         return None
 
     @checked

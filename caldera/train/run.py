@@ -244,7 +244,10 @@ class Run:
                 self.loader.batch_size = int(rule.after_epoch(results))
 
     def weights_of(self, batch: Batch | Share) -> np.ndarray | None:
-        """The weights of a batch's samples; None if all count the same, or the device has them."""
+        """Return the weights of a batch's samples.
+
+        None if all count the same, or the device has them.
+        """
         if self._weights is None or isinstance(batch, Share):
             return None
         return self._weights.of_batch(batch)
@@ -255,7 +258,7 @@ class Run:
 
 
 def loader_for(strategy: Strategy, data: Pipeline, batch_size: int, **options: Any) -> Loader:
-    """The batches of this rank: it reads its own samples and no others."""
+    """Return the batches of this rank: it reads its own samples and no others."""
     rank, ranks = strategy.reader
     return Loader(data, batch_size, rank=rank, ranks=ranks, parts=strategy.batch_parts, **options)
 

@@ -165,7 +165,7 @@ def _by_label(given: Any, data: Pipeline) -> np.ndarray:
 
 
 def _balanced(given: str, data: Pipeline) -> np.ndarray:
-    """Weights with which all classes that occur count the same, and samples 1 on average."""
+    """Return weights with which all classes that occur count the same, and samples 1 on average."""
     require(
         given == "balanced",
         "fit",
@@ -204,7 +204,7 @@ def _label(given: Any, data: Pipeline) -> int:
 
 
 def _numbers(given: Any, name: str) -> np.ndarray:
-    """Weights: numbers of at least 0."""
+    """Return weights: numbers of at least 0."""
     array = real_array_of(given, f"fit {name}")
     require(
         array.dtype.kind in "biuf" or is_float(array.dtype),

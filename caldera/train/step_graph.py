@@ -34,13 +34,13 @@ def in_units(prediction: Expr, scale: TargetScale) -> Expr:
 
 
 def on_scale(target: Expr, scale: TargetScale) -> Expr:
-    """Targets in their units, as values of mean 0 and deviation 1."""
+    """Return targets in their units, as values of mean 0 and deviation 1."""
     mean, deviation = _constants(scale, target)
     return (target - mean) / deviation
 
 
 def _constants(scale: TargetScale, like: Expr) -> list[Any]:
-    """Mean and deviation, as numbers or along the last axis of values like these."""
+    """Return mean and deviation, as numbers or along the last axis of values like these."""
     return [each if isinstance(each, float) else np.asarray(each, like.dtype) for each in scale]
 
 

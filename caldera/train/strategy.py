@@ -159,7 +159,7 @@ class GraphStrategy(ABC):
 
     @abstractmethod
     def sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
-        """The sums over ranks of values that each computes from its own samples."""
+        """Return the sums over ranks of values that each computes from its own samples."""
 
     @abstractmethod
     def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:

@@ -209,7 +209,10 @@ class Framework(ABC):
         """Return the network of a case with its initial weights."""
 
     def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> BenchTask:
-        """A user's operator as an operator of this framework; `seed` is its result's gradient."""
+        """Return a user's operator as an operator of this framework.
+
+        `seed` is its result's gradient.
+        """
         raise ConfigError.build(
             type(self).__name__, expected="a framework with operators of a user", got="this one"
         )
@@ -277,5 +280,5 @@ def held_by(model: NeuralNetwork) -> int:
 
 
 def as_dtype(arrays: Sequence[Array], dtype: str) -> list[Array]:
-    """Arrays in the precision of a trainer."""
+    """Return arrays in the precision of a trainer."""
     return [array.astype(dtype) for array in arrays]

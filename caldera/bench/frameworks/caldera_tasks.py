@@ -118,7 +118,7 @@ class ResidentTrainer(CalderaTrainer, Restartable):
         self._epoch = self._batches()
 
     def _batches(self) -> Iterator[Batch | Share]:
-        """Batch after batch, epoch after epoch, in the order in which they were given."""
+        """Yield batch after batch, epoch after epoch, in the order in which they were given."""
         loader = Loader(self._data, len(self.given[0][0]), shuffle=False)
         while True:
             yield from self._steps.source.epoch(loader)
@@ -235,7 +235,7 @@ def begin(model: NeuralNetwork, case: TrainingCase) -> None:
 
 
 def gradient_plan(model: NeuralNetwork, steps: StepPlans, count: int) -> Plan:
-    """The loss on a batch of `count` samples that is fed, and its gradients."""
+    """Return the loss on a batch of `count` samples that is fed, and its gradients."""
     graph = steps.graph(count)
     outputs, traced = graph.network(training=True)
     loss, _ = graph.loss(outputs, steps.objective.of(outputs), traced.losses)

@@ -106,7 +106,10 @@ class LayerTranslator(ABC):
         return f"translation to {self.name}"
 
     def translate(self, layer: nn.Layer) -> Function:
-        """The function of a layer; a layer that is used twice has one, with the same weights."""
+        """Return the function of a layer.
+
+        A layer that is used twice has one, with the same weights.
+        """
         if id(layer) not in self._translated:
             self._translated[id(layer)] = getattr(self, self._rule(layer))(layer)
         return self._translated[id(layer)]
@@ -203,17 +206,17 @@ class LayerTranslator(ABC):
         return self.then(lambda run, x: inner(run, x) + shortcut(run, x), layer.activation)
 
     def branches(self, layer: nn.Branches) -> Function:
-        """Several layers on the same input, joined."""
+        """Return several layers on the same input, joined."""
         functions = [self.translate(each) for each in layer.branches]
         axis = layer.axis
         return lambda run, x: self.concat([function(run, x) for function in functions], axis)
 
     def concatenation(self, layer: nn.Concat) -> Function:
-        """Several inputs, joined."""
+        """Return several inputs, joined."""
         return lambda run, *inputs: self.concat(list(inputs), layer.axis)
 
     def add(self, layer: nn.Add) -> Function:
-        """Several inputs, added."""
+        """Return several inputs, added."""
 
         def apply(run: Any, first: Any, *others: Any) -> Any:
             for other in others:
@@ -307,7 +310,10 @@ class LayerTranslator(ABC):
         return self.refuse(layer, "one sequence", "also a mask or another sequence to attend to")
 
     def last_axes(self, layer: nn.LayerNorm) -> tuple[int, ...]:
-        """The axes of layer normalisation, counted from the end; they must be the last ones."""
+        """Return the axes of layer normalisation, counted from the end.
+
+        They must be the last ones.
+        """
         axes = tuple(layer.axis) if isinstance(layer.axis, Sequence) else (layer.axis,)
         if sorted(axes) != list(range(-len(axes), 0)):
             raise self.refuse(layer, "the last axes, as negative numbers", f"axis={layer.axis}")
@@ -317,7 +323,7 @@ class LayerTranslator(ABC):
 
     @abstractmethod
     def concat(self, parts: list[Any], axis: int) -> Any:
-        """Values joined along an axis."""
+        """Return values joined along an axis."""
 
     @abstractmethod
     def scores(self, layer: nn.Embedding) -> Function:

@@ -120,7 +120,10 @@ class TorchNetwork:
         return self._arrays(self._framework.model.parameters(), lambda tensor: tensor)
 
     def gradients(self) -> list[np.ndarray]:
-        """The gradients that `backward` left; zeros for parameters that had no part in it."""
+        """Return the gradients that `backward` left.
+
+        Zeros for parameters that had no part in it.
+        """
         zeros_like = self._framework.torch.zeros_like
         return self._arrays(
             self._framework.model.parameters(),

@@ -155,7 +155,7 @@ class TrainingCase(Case):
         return found
 
     def _enlarged(self, pictures: Array) -> Array:
-        """Coarse pictures in the size of samples."""
+        """Return coarse pictures in the size of samples."""
         for axis, length in enumerate(self.shape, start=1):
             pictures = pictures.take(np.arange(length) * pictures.shape[axis] // length, axis=axis)
         return pictures.astype(np.float32)
@@ -188,7 +188,7 @@ class ConvolutionCase(Case):
         return 2.0 * self.images * self.filters * rows * columns * window
 
     def arrays(self) -> dict[str, Array]:
-        """Images x, filters w, and the gradient g of the result."""
+        """Return images x, filters w, and the gradient g of the result."""
         draw = self.generator()
         shapes = {
             "x": (self.images, self.channels, self.height, self.width),
@@ -246,7 +246,7 @@ class UpdateCase(Case):
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def arrays(self) -> tuple[list[Array], list[Array]]:
-        """Parameters and gradients."""
+        """Return parameters and gradients."""
         draw = self.generator()
         parameters = [draw.standard_normal(shape, np.float32) for shape in self.shapes]
         return parameters, [draw.standard_normal(shape, np.float32) for shape in self.shapes]
@@ -261,7 +261,7 @@ class InputCase(Case):
     batch: int = 128
 
     def arrays(self) -> tuple[Array, Array]:
-        """Samples and classes."""
+        """Return samples and classes."""
         draw = self.generator()
         x = draw.random((self.samples, self.width), np.float32)
         return x, draw.integers(0, 10, self.samples)

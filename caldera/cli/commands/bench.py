@@ -180,7 +180,7 @@ def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> Case
 
 
 def _previous(before: dict[str, Any], folder: Path) -> Path | None:
-    """The code of the run before, if git has it, to take turns with."""
+    """Return the code of the run before, if git has it, to take turns with."""
     found = previous_sources(before.get("code", {}), folder)
     if found is None:
         tell("the code of that run is not in the history here: runs are compared by their files")

@@ -157,7 +157,7 @@ def _is_endless(settings: dict[str, Any]) -> bool:
 
 
 def _prepared(found: Dataset, options: dict[str, Any], folds: int) -> Dataset:
-    """The data with a part held out to choose by; folds take their parts themselves."""
+    """Return the data with a part held out to choose by; folds take their parts themselves."""
     if folds == 1:
         part = options.get("validation_part", VALIDATION_PART)
         return augmented(found.hold_out(part, options["seed"]), options)

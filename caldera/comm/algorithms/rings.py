@@ -171,7 +171,7 @@ def torus(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
 
 
 def sides(ranks: int) -> tuple[int, int]:
-    """Rows and columns, as nearly equal as the number of ranks allows.
+    """Return rows and columns, as nearly equal as the number of ranks allows.
 
     >>> sides(12), sides(7)
     ((3, 4), (1, 7))

@@ -305,12 +305,18 @@ class IndexUpdate:
         return IndexUpdate(self._of, _key(key))
 
     def set(self, values: Any) -> Expr:
-        """The whole with these values in the part; where one place is named twice, the later."""
+        """Return the whole with these values in the part.
+
+        Where one place is named twice, the later.
+        """
         node = self._of.node
         return Expr(set_at(node, self._key, lift(values, node.dtype)))
 
     def add(self, values: Any) -> Expr:
-        """The whole with these values added to the part; where a place is named twice, both."""
+        """Return the whole with these values added to the part.
+
+        Where a place is named twice, both.
+        """
         node = self._of.node
         return Expr(add_at(node, self._key, lift(values, node.dtype)))
 
@@ -337,5 +343,5 @@ Tensor.__array_ufunc__ = None  # type: ignore[attr-defined]
 
 
 def wrap(nodes: Sequence[Node]) -> Any:
-    """Expressions of these nodes."""
+    """Return expressions of these nodes."""
     return tuple(Expr(node) for node in nodes)

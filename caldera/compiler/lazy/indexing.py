@@ -215,7 +215,7 @@ def _parts(node: Node, key: list[Any]) -> tuple[list[Part], int]:
 
 
 def _checked(positions: np.ndarray, axis: int, node: Node) -> np.ndarray:
-    """Positions counted from the front."""
+    """Return positions counted from the front."""
     n = node.shape[axis]
     wrong = (positions < -n) | (positions >= n)
     if wrong.any():
@@ -363,7 +363,7 @@ class IndexedRows:
         return reshape(transpose(whole, (*first, *self._results)), (self.count, *self._rest))
 
     def restored(self, rows: Node) -> Node:
-        """Rows as the axes of the node again."""
+        """Return rows as the axes of the node again."""
         back = np.argsort(self._order).tolist()
         return transpose(reshape(rows, self._turned.shape), tuple(back))
 
@@ -434,7 +434,7 @@ def _of_dtype(values: Node, node: Node) -> Node:
 
 
 def _broadcast(values: Node, shape: Shape) -> Node:
-    """Values in a shape; axes of size 1 that are too many in front are left out."""
+    """Return values in a shape; axes of size 1 that are too many in front are left out."""
     surplus = max(len(values.shape) - len(shape), 0)
     fits = all(n == 1 for n in values.shape[:surplus]) and all(
         given in (1, n)

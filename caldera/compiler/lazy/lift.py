@@ -92,7 +92,7 @@ def _leaf_of(value: Tensor) -> Node:
 
 
 def lift_all(*values: Any) -> tuple[Node, ...]:
-    """Operands that meet each other: lifted, and cast to the dtype they share."""
+    """Return operands that meet each other: lifted, and cast to the dtype they share."""
     dtypes = [dtype for dtype in map(dtype_of, values) if dtype is not None]
     # Floats first: with a float, integers do not affect the dtype, however they promote together.
     ordered = sorted(dtypes, key=is_inexact, reverse=True)

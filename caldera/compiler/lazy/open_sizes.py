@@ -191,7 +191,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _written(value: Any, sizes: Sizes) -> Any:
-    """Arguments of a call, with expressions for these sizes."""
+    """Return arguments of a call, with expressions for these sizes."""
     return _mapped(value, lambda x: x.written_for(sizes) if isinstance(x, OpenExpr) else x)
 
 

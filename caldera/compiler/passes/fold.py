@@ -68,7 +68,7 @@ def _padded(node: Node, value: Number) -> Node | None:
 
 
 def _total(node: Node, value: Number) -> Node | None:
-    """The sum of equal numbers, where no rounding can happen on the way."""
+    """Return the sum of equal numbers, where no rounding can happen on the way."""
     count = size(node.inputs[0].shape) // max(size(node.shape), 1)
     if not is_exact_sum(value, count, node.dtype):
         return None

@@ -50,7 +50,7 @@ class Pattern(ABC):
 
     @abstractmethod
     def match(self, node: Node, found: Found) -> bool:
-        """Whether `node` looks like this; names are added to `found`."""
+        """Return whether `node` looks like this; names are added to `found`."""
 
 
 class _Anything(Pattern):

@@ -72,7 +72,7 @@ def _with_mask(uses: Uses, product: Node) -> Join | None:
 
 
 def _masked_gradient(uses: Uses, node: Node) -> Join | None:
-    """The gradient behind a relu with a mask, and the sums of its columns."""
+    """Return the gradient behind a relu with a mask, and the sums of its columns."""
     test, gradient, _ = node.inputs
     forward = uses.joined.get(test.inputs[0]) if test.inputs else None
     if forward is None or not is_positive_test(test, test.inputs[0]):
@@ -126,7 +126,10 @@ def _pool_of(spread: Node) -> Node | None:
 
 
 def _relu_before(uses: Uses, node: Node) -> Join | None:
-    """A relu that only a pooling reads; the gradient behind it can be masked by the maximum."""
+    """Return a relu that only a pooling reads.
+
+    The gradient behind it can be masked by the maximum.
+    """
     (before,) = node.inputs
     pool = uses.only_reader(node)
     if pool is None or not _makes_fewer(pool) or _is_normalised(before):

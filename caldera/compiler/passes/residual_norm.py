@@ -36,7 +36,7 @@ _VIEWS = ("reshape", "transpose", "slice")
 
 
 def _sum_before(uses: Uses, node: Node) -> Join | None:
-    """The sum that a layer norm normalises, if no other loop would take it along."""
+    """Return the sum that a layer norm normalises, if no other loop would take it along."""
     total = node.inputs[0]
     if total.op is not add or total in uses.joined:
         return None

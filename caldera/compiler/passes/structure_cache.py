@@ -61,7 +61,10 @@ class StructureCache:
     def optimised(
         self, program: Program, how: Hashable, optimise: Callable[[Program], Program]
     ) -> Program:
-        """What `optimise` makes of a program; `how` names all that it depends on besides that."""
+        """Return what `optimise` makes of a program.
+
+        `how` names all that it depends on besides that.
+        """
         if any(map(_is_large, program.order())):
             return optimise(program)
         stand_ins = _stand_ins(program)
@@ -108,7 +111,10 @@ def _stand_ins(program: Program) -> dict[Symbol, Symbol]:
 
 
 def _without_tensor(node: Node) -> Node:
-    """A constant array that keeps no memory of a device; its values are part of the structure."""
+    """Return a constant array that keeps no memory of a device.
+
+    Its values are part of the structure.
+    """
     return _stand_in_array(node.spec, value_of(node).tobytes())
 
 

@@ -159,7 +159,9 @@ def _times(factor: Node, number: Node) -> Node:
 
 
 def _unless_refused(value: Node, weight: Node) -> tuple[Node | None, Node]:
-    """The truth value on which a variable takes its new value at all, if there is one; the value.
+    """Return the truth value on which a variable takes its new value at all, if there is one.
+
+    The value.
 
     A step that overflowed is refused by `where(it went well, new, old)`.
     """
@@ -202,7 +204,10 @@ CopyOf = Callable[[Symbol, DType], Symbol | None]
 
 
 def weight_copies(program: Program, copy_of: CopyOf) -> tuple[Program, dict[Symbol, Symbol]]:
-    """The program that reads such copies and updates them; the variable that each is a copy of."""
+    """Return the program that reads such copies and updates them.
+
+    The variable that each is a copy of.
+    """
     updates = dict(program.updates)
     copies: dict[tuple[Symbol, DType], Symbol | None] = {}
 

@@ -29,7 +29,7 @@ def aligned(nbytes: int) -> int:
 
 
 def place(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> tuple[list[int], int]:
-    """Offsets for buffers that live from step `first` to step `last`, and the total size."""
+    """Return offsets for buffers that live from step `first` to step `last`, and the total size."""
     needed = [aligned(size) for size in sizes]
     offsets = [0] * len(needed)
     placed = _Placed(max(last, default=0) + 1) if len(needed) > _FEW else _FewPlaced()
@@ -174,7 +174,7 @@ class SharedArena:
 
 
 def block_to_keep(device: Device, nbytes: int) -> Block:
-    """Memory for a captured plan: other plans may outgrow the arena, this one stays."""
+    """Return memory for a captured plan: other plans may outgrow the arena, this one stays."""
     if device.is_host:
         # Threads run at the same time, and anyone may replay.
         return device.allocate(nbytes, owner="captured arena")

@@ -99,7 +99,7 @@ def record_timeline(timed: TimedRun, schedule: StepSchedule, device: Device, run
 
 
 def arena_in_use(schedule: StepSchedule) -> list[int]:
-    """Bytes of the arena that hold something during each step."""
+    """Return bytes of the arena that hold something during each step."""
     used = np.zeros(len(schedule.steps) + 1, np.int64)
     for buffer in schedule.buffers:
         if buffer.place == "arena" and buffer.shared is None:

@@ -324,7 +324,7 @@ class Recomputation:
         return total
 
     def _dropped_followers(self, number: int) -> Iterator[int]:
-        """Values that were dropped and cannot be made again without this one."""
+        """Yield values that were dropped and cannot be made again without this one."""
         facts = self.facts
         seen: set[int] = set()
         pending = [number]

@@ -247,7 +247,10 @@ _links: dict[Device, float] = {}
 
 
 def link_bandwidth(device: Device) -> float:
-    """Bytes a second between a device and the host, the slower of the two ways; measured once."""
+    """Return bytes a second between a device and the host, the slower of the two ways.
+
+    Measured once.
+    """
     stream = device.stream
     if settings.deterministic or stream.capturing:
         return LINK

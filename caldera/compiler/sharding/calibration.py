@@ -129,8 +129,8 @@ def _size(nbytes: int, ranks: int) -> int:
 
 
 def _products(comm: Communicator, before: Callable[[], object]) -> float:
-    """Operations a second. Numbers that are all alike take less power than others, and a core that
-    saves power is faster."""
+    """Return operations a second. Numbers that are all alike take less power than others, and a
+    core that saves power is faster."""
     draw = np.random.default_rng(0).standard_normal
     a, b, c = draw((PRODUCT, SLICE)), draw((SLICE, PRODUCT)), np.zeros((PRODUCT, PRODUCT))
     return 2 * PRODUCT**2 * SLICE / _seconds(comm, lambda: accumulate_product(c, a, b), before)
@@ -158,7 +158,7 @@ def _transforms(
 
 
 def _panel(name: str, comm: Communicator) -> float:
-    """Seconds for a panel that is too small for anything but messages and calls."""
+    """Return seconds for a panel that is too small for anything but messages and calls."""
     n, algorithm = PANELS * NARROW, ALGORITHMS[name]
     layout = cyclic_layout((n, n), NARROW, factorisation_grid(comm.size))
     rows, columns = (layout.axis_indices(comm.rank, axis) for axis in (0, 1))
@@ -169,7 +169,7 @@ def _panel(name: str, comm: Communicator) -> float:
 
 
 def _reflection(comm: Communicator) -> float:
-    """Seconds for a column that is too short for anything but messages and calls."""
+    """Return seconds for a column that is too short for anything but messages and calls."""
     n = DEALT * comm.size
     part = np.ones((n, DEALT)) + n * (np.arange(n)[:, None] == comm.rank * DEALT + np.arange(DEALT))
     return _seconds(comm, lambda: Bidiagonalisation(part, n, comm).run()) / n

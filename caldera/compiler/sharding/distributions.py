@@ -166,7 +166,7 @@ class Grid(Distribution):
 def BlockCyclic(
     block: int | Sequence[int], *, grid: Sequence[int], ranks: Iterable[int] | None = None
 ) -> Grid:
-    """Blocks of equal size dealt to the ranks of a mesh in turn, as in ScaLAPACK.
+    """Return blocks of equal size dealt to the ranks of a mesh in turn, as in ScaLAPACK.
 
     >>> from caldera.compiler.sharding.distributions import BlockCyclic
     >>> BlockCyclic(2, grid=(2,)).of((7,), range(2)).cuts

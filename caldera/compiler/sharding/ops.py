@@ -71,7 +71,9 @@ def redistribute(
     axis: str,
     number: int | Number,
 ) -> tuple[Spec, ...]:
-    """A rank's part of an array in another layout, and a token; see `transfer.redistributed`.
+    """Return a rank's part of an array in another layout, and a token.
+
+    See `transfer.redistributed`.
 
     Ranks are those along an axis of the mesh of all."""
     if inputs[0].shape != source.local_shape(rank):
@@ -155,7 +157,7 @@ def largest_singular(
 
 @op("ordered_sum", kind="distributed")
 def ordered_sum(x: Spec, *, axis: int) -> Spec:
-    """The sum of a matrix along an axis, in an order that depends only on its length."""
+    """Return the sum of a matrix along an axis, in an order that depends only on its length."""
     if x.rank != 2 or axis not in (0, 1):
         refuse_shape("a matrix, and axis 0 or 1")
     return Spec((x.shape[1 - axis],), x.dtype)

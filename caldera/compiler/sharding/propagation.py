@@ -185,7 +185,7 @@ class Propagation:
         return self._moving(node, layout)[0]
 
     def _moving(self, node: Node, layout: ShardLayout) -> tuple[float, int]:
-        """Seconds, and bytes that move, to have a value in a layout."""
+        """Return seconds, and bytes that move, to have a value in a layout."""
         if (node, layout) in self._placed:
             return 0.0, 0
         value = self.value(node)
@@ -196,7 +196,7 @@ class Propagation:
         return self._between(value.placement, layout, node.spec)
 
     def _between(self, where: ShardPlacement, layout: ShardLayout, spec: Spec) -> tuple[float, int]:
-        """Seconds, and bytes that move, from where a value is to a layout."""
+        """Return seconds, and bytes that move, from where a value is to a layout."""
         moved = volume(where.layout, layout, where.terms).elements * spec.dtype.itemsize
         return self._transfer(where, layout, spec, spec.dtype.itemsize), moved
 
@@ -381,7 +381,10 @@ class Propagation:
         return self._sent(node, value.node, where, layout, dtype)
 
     def _made(self, node: Node, lazy: Lazy, layout: CartesianLayout) -> Node:
-        """This rank's part of a value that is made anywhere; all ranks bring its inputs there."""
+        """Return this rank's part of a value that is made anywhere.
+
+        All ranks bring its inputs there.
+        """
         needed = zip(lazy.inputs, lazy.sources(layout), strict=True)
         parts = [self.placed(*each) for each in needed]
         here = self.rank in layout.ranks
@@ -434,5 +437,5 @@ class Propagation:
     def _transfer(
         self, where: ShardPlacement, layout: ShardLayout, spec: Spec, width: int
     ) -> float:
-        """Seconds from where a value is to a layout."""
+        """Return seconds from where a value is to a layout."""
         return volume(where.layout, layout, where.terms).seconds(width, self.links)

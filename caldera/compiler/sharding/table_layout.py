@@ -93,7 +93,10 @@ class TableLayout(ShardLayout):
         return self.table[place]
 
     def transposed(self, axes: Sequence[int]) -> TableLayout:
-        """The table of the transpose; ranks have to bring their blocks into the new order."""
+        """Return the table of the transpose.
+
+        Ranks have to bring their blocks into the new order.
+        """
         counts = [len(cuts) - 1 for cuts in self.blocks]
         order = np.arange(len(self.table)).reshape(counts).transpose(*axes).reshape(-1).tolist()
         return TableLayout(

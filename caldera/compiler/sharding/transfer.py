@@ -52,7 +52,7 @@ class TransferPiece:
         return prod(self.box)
 
     def view(self, part: np.ndarray) -> np.ndarray:
-        """The block of a flat part; with `index` one reads or writes the elements."""
+        """Return the block of a flat part; with `index` one reads or writes the elements."""
         count = prod(self.shape)
         return part[self.offset : self.offset + count].reshape(self.shape)
 

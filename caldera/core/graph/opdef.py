@@ -384,7 +384,7 @@ ITEM = _register(Op("item", _infer_item, "leaf"))
 
 
 def item(node: Node, index: int) -> Node:
-    """Output `index` of a node with several outputs; it belongs where the node does."""
+    """Return output `index` of a node with several outputs; it belongs where the node does."""
     with pinned(node.pin):
         return intern(ITEM, (node,), {"index": index}, (node.outputs[index],))
 
@@ -403,7 +403,7 @@ def _parameter(*, index: int, spec: Spec) -> Spec:
 
 @lru_cache(MOST_KNOWN)
 def parameter(index: int, spec: Spec) -> Node:
-    """Argument number `index` of a body."""
+    """Return argument number `index` of a body."""
     return _parameter(index=index, spec=spec)
 
 

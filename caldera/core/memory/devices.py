@@ -109,7 +109,7 @@ def _row(name: str, *columns: str) -> str:
 
 
 def _numbered(index: int | None) -> Device:
-    """Accelerator number `index`, or the default one."""
+    """Return accelerator number `index`, or the default one."""
     accelerator = settings.accelerator
     if accelerator == "auto":
         accelerator = "cuda" if card_count() else "cpu"

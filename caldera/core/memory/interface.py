@@ -66,7 +66,7 @@ class TimingEvent(ABC):
 
     @abstractmethod
     def since(self, earlier: Self) -> float:
-        """Seconds from another moment of the same device to this one."""
+        """Return seconds from another moment of the same device to this one."""
 
 
 class CapturedGraph(ABC):
@@ -290,7 +290,7 @@ class Device(ABC):
         """Return a new independent stream."""
 
     def allocate(self, nbytes: int, owner: str = "") -> Block:
-        """Memory of the device."""
+        """Return memory of the device."""
         return self.pool.allocate(nbytes, owner)
 
     def trim(self) -> int:
@@ -303,11 +303,11 @@ class Device(ABC):
 
     @abstractmethod
     def allocate_host(self, nbytes: int, owner: str = "") -> Block:
-        """Host memory that this device copies from and to at full speed."""
+        """Return host memory that this device copies from and to at full speed."""
 
     @abstractmethod
     def allocate_shared(self, nbytes: int, owner: str = "") -> Block:
-        """Memory that host and device both reach at the same address."""
+        """Return memory that host and device both reach at the same address."""
 
     @abstractmethod
     def array(self, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

@@ -324,7 +324,7 @@ class Pool:
             self._peak = self._in_use
 
     def report(self) -> dict[str, int]:
-        """Bytes in use by owner, the largest first.
+        """Return bytes in use by owner, the largest first.
 
         >>> from caldera.core.memory import Pool
         >>> pool = Pool("example")

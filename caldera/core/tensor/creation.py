@@ -75,7 +75,7 @@ def from_dlpack(
 
 
 def zero() -> Filler:
-    """Zeros.
+    """Return zeros.
 
     >>> import caldera as cd
     >>> cd.Tensor((2,), fill=cd.zero()).tolist()
@@ -85,7 +85,7 @@ def zero() -> Filler:
 
 
 def one() -> Filler:
-    """Ones.
+    """Return ones.
 
     >>> import caldera as cd
     >>> cd.Tensor((2,), fill=cd.one()).tolist()
@@ -105,7 +105,9 @@ def constant(value: bool | int | float) -> Filler:
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> Filler:
-    """Uniform numbers in [low, high); for integer dtypes, the whole numbers from low to high - 1.
+    """Return uniform numbers in [low, high).
+
+    For integer dtypes, the whole numbers from low to high - 1.
 
     >>> import caldera as cd
     >>> t = cd.Tensor((1000,), fill=cd.uniform(-1, 1)).numpy()
@@ -118,7 +120,7 @@ def uniform(low: float = 0.0, high: float = 1.0) -> Filler:
 
 
 def normal(mean: float = 0.0, std: float = 1.0) -> Filler:
-    """Normal numbers.
+    """Return normal numbers.
 
     >>> import caldera as cd
     >>> t = cd.Tensor((1000,), fill=cd.normal(5, 0.1)).numpy()

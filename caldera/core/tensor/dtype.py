@@ -123,7 +123,10 @@ def part_of(dtype: DType) -> DType:
 
 
 def complex_of(dtype: DType) -> DType:
-    """The complex dtype whose parts hold what this dtype holds; of integers it is complex64."""
+    """Return the complex dtype whose parts hold what this dtype holds.
+
+    Of integers it is complex64.
+    """
     return complex128 if dtype in (float64, complex128) else complex64
 
 
@@ -199,7 +202,7 @@ def has_dtype(data: object) -> bool:
 
 
 def array_of(data: object, where: str) -> Array:
-    """Data as an array, whose dtype is one that Caldera has.
+    """Return data as an array, whose dtype is one that Caldera has.
 
     >>> array_of([[1, 2], [3, 4]], "tensor").shape
     (2, 2)
@@ -268,7 +271,7 @@ def refuse_masked(data: object, where: str) -> None:
 
 
 def exactly(values: object, dtype: DType, where: str) -> Array:
-    """Values as an array of `dtype`, or an error if it cannot hold them.
+    """Return values as an array of `dtype`, or an error if it cannot hold them.
 
     >>> exactly([1, 2], np.dtype("float32"), "constant").tolist()
     [1.0, 2.0]

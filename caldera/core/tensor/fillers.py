@@ -59,7 +59,7 @@ class Filler(ABC):
 
 
 def filled(fill: Filler, shape: Shape, dtype: DType) -> Array:
-    """The values under the program's seed; a random filler takes the next stream.
+    """Return the values under the program's seed; a random filler takes the next stream.
 
     >>> filled(Constant(2), (3,), float32).tolist()
     [2.0, 2.0, 2.0]
@@ -166,7 +166,7 @@ class Scaled(Filler):
     is_random: ClassVar[bool] = True
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
-        """Variance 2 / (fan_in + fan_out) after Glorot, 2 / fan_in after He."""
+        """Return variance 2 / (fan_in + fan_out) after Glorot, 2 / fan_in after He."""
         where = f"{self.rule}_{self.distribution}"
         fan_in, fan_out = fans(shape, where)
         philox.require_float(dtype, where)

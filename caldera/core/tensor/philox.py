@@ -56,7 +56,7 @@ _UNIFORM_BITS = {float16: 11, bfloat16: 8, float32: 24}
 def random_bits(
     key: tuple[int, int], first_index: int, count: int, upper: tuple[int, int] = (0, 0)
 ) -> Words:
-    """Words `first_index` to `first_index + count` of the stream with this key.
+    """Return words `first_index` to `first_index + count` of the stream with this key.
 
     `key` is two 32-bit words; `upper` is the two upper words of the counter.
 
@@ -74,7 +74,7 @@ def random_bits(
 def uniform01(
     seed: int, step: int, stream: int, first: int, count: int, dtype: DType = float32
 ) -> NDArray[Any]:
-    """Elements `first` to `first + count` of a stream of uniform numbers in [0, 1).
+    """Return elements `first` to `first + count` of a stream of uniform numbers in [0, 1).
 
     >>> whole = uniform01(seed=7, step=0, stream=1, first=0, count=10)
     >>> part = uniform01(seed=7, step=0, stream=1, first=4, count=3)
@@ -148,7 +148,7 @@ def _filled(
 
 
 def _name(seed: int, step: int, stream: int) -> Name:
-    """Key words and upper counter words of a stream."""
+    """Return key words and upper counter words of a stream."""
     for label, value in (("step", step), ("stream", stream)):
         if not 0 <= value <= _LOW_WORD:
             raise ConfigError.build(
@@ -160,7 +160,7 @@ def _name(seed: int, step: int, stream: int) -> Name:
 def _chunks(
     key: tuple[int, int], upper: tuple[int, int], first_word: int, count: int
 ) -> Iterator[tuple[int, Words]]:
-    """Words of the stream in cache-sized pieces, each with its position from `first_word`.
+    """Yield words of the stream in cache-sized pieces, each with its position from `first_word`.
 
     A piece starts at a multiple of four words, except for the first. The array is reused for the
     next piece.

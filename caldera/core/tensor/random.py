@@ -188,7 +188,7 @@ def pairs_float32(radius: NDArray[np.uint32], angle: NDArray[np.uint32]) -> tupl
 
 
 def pairs_float64(radius: NDArray[np.int64], angle: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Normal numbers from 53-bit integers; `u` is (integer + 1) * 2**-53.
+    """Return normal numbers from 53-bit integers; `u` is (integer + 1) * 2**-53.
 
     >>> cosine, sine = pairs_float64(np.array([2**52 - 1]), np.array([2**51]))
     >>> print(cosine, sine)

@@ -249,7 +249,7 @@ class StridedArray:
         return flat, self._arranged(flat, first)
 
     def _arranged(self, flat: Array, first: int = 0) -> Array:
-        """Flat memory, from element `first` on, seen through this tensor's layout."""
+        """Return flat memory, from element `first` on, seen through this tensor's layout."""
         layout = self._layout
         start = layout.offset - first
         if layout.is_dense:

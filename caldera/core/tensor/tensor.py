@@ -306,7 +306,9 @@ class Tensor(StridedArray, ScalarConversions):
         return Tensor.from_numpy(self.numpy().astype(wanted), self.kind, self.device, self.name)
 
     def to(self, device: DeviceSpec = None, kind: Kind | None = None) -> Tensor:
-        """The tensor on another device or in another kind of memory; itself if it is there already.
+        """Return the tensor on another device or in another kind of memory.
+
+        Itself if it is there already.
 
         >>> import caldera as cd
         >>> t = cd.tensor([1.0, 2.0]).to("loopback", kind=cd.DEVICE)

@@ -82,7 +82,7 @@ _NO_EPOCH = (1 << 32) - 1
 
 
 def _labels(given: Any, where: str) -> Array:
-    """Labels as an array, of numbers or of text."""
+    """Return labels as an array, of numbers or of text."""
     refuse_masked(given, where)
     try:
         return np.asarray(given)
@@ -172,7 +172,7 @@ class Dataset:
         return self.classes or int(np.prod(self.train.batch(np.arange(1))[-1].shape[1:]))
 
     def transformed(self, train: StagesLike = (), test: StagesLike = ()) -> Dataset:
-        """The same samples, through these stages: `train` and `test` become pipelines.
+        """Return the same samples, through these stages: `train` and `test` become pipelines.
 
         >>> from caldera import data
         >>> digits = data.digits()
@@ -333,7 +333,7 @@ def split_rows(
 
 
 def as_targets(labels: Array, classes: bool | None, where: str) -> Targets:
-    """Labels as class numbers (int64), or as values to predict; see `arrays`.
+    """Return labels as class numbers (int64), or as values to predict; see `arrays`.
 
     >>> as_targets(np.array(["b", "a", "b"]), None, "data.arrays")
     Targets(values=array([1, 0, 1]), class_names=('a', 'b'))

@@ -98,7 +98,10 @@ def images(
 def _common_size(
     found: Sequence[LabelledImage], channels: int, notes: list[str]
 ) -> tuple[ImageSize, bool]:
-    """The one size of all images; or else one in the middle, and that they have to be resized."""
+    """Return the one size of all images.
+
+    Or else one in the middle, and that they have to be resized.
+    """
     decode = Decoder(channels, _WHERE)
     sizes: list[ImageSize] = []
     use_images(
@@ -135,7 +138,7 @@ def _without_broken(
 
 
 def train_and_test(root: Path, where: str) -> tuple[list[LabelledImage], list[LabelledImage]]:
-    """The images of a folder; the second list is empty if the folder is not divided."""
+    """Return the images of a folder; the second list is empty if the folder is not divided."""
     if not root.is_dir():
         raise DataError.build(where, expected=f"a folder at {root}", got="none")
     train, test = parts_of_folder(root)

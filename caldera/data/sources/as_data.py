@@ -140,7 +140,10 @@ def as_data(value: Any) -> Data | IterableData:
 
 
 def _of_arrays(*parts: Any) -> Data:
-    """Arrays along whose first axis the samples lie; parts that are no arrays yet become some."""
+    """Return arrays along whose first axis the samples lie.
+
+    Parts that are no arrays yet become some.
+    """
     found = [_column(part) for part in parts]
     # `_column` leaves lists of arrays.
     if found and isinstance(found[0], list) and found[0] and isinstance(found[0][0], np.ndarray):

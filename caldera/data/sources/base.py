@@ -178,7 +178,7 @@ class Subset(Data):
 def checked_rows(
     numbers: Sequence[int] | NDArray[np.integer], count: int, where: str
 ) -> NDArray[np.int64]:
-    """Numbers of samples, of which there are `count`; negative ones count from the end.
+    """Return numbers of samples, of which there are `count`; negative ones count from the end.
 
     >>> checked_rows([0, -1], 5, "data.ArrayData.subset").tolist()
     [0, 4]

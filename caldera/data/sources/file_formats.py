@@ -63,7 +63,7 @@ class BoundedReader:
         self._where = where
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes; fewer at the end."""
+        """Return the next `size` bytes; fewer at the end."""
         try:
             # One byte more than is allowed shows that there is more.
             data: bytes = self._contents.read(min(size, self._left + 1))
@@ -225,7 +225,7 @@ def read_idx(path: PathLike, axes: int) -> NDArray[np.uint8]:
 
 
 def map_idx(path: PathLike) -> NDArray[np.uint8]:
-    """The array of an IDX file of bytes; it stays in the file, unless that is compressed.
+    """Return the array of an IDX file of bytes; it stays in the file, unless that is compressed.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "labels"

@@ -124,7 +124,9 @@ class IterableData:
             yield _part(joined, start, min(start + batch_size, count) + following)
 
     def blank(self) -> Arrays:
-        """One sample, the first, of the shapes and dtypes that are read; zeros if it has none.
+        """Return one sample, the first, of the shapes and dtypes that are read.
+
+        Zeros if it has none.
 
         >>> from caldera import data
         >>> [array.shape for array in data.IterableData([([1.0, 2.0], 3)]).blank()]

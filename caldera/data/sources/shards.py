@@ -229,7 +229,7 @@ class _Index(NamedTuple):
 
 
 def _read_index(path: Path, where: str) -> _Index:
-    """Samples of each shard, arrays and class names, as the index has them."""
+    """Return samples of each shard, arrays and class names, as the index has them."""
     with opened(path, "rb", where) as file:
         text = file.read(_LARGEST_INDEX)
     try:

@@ -112,7 +112,7 @@ class NumberEncoder:
         return [name, f"{name} is missing"][: self.width]
 
     def transform(self, values: Values) -> Values:
-        """Features of numbers."""
+        """Return features of numbers."""
         missing = np.isnan(values)
         with np.errstate(over="ignore"):
             found = (np.where(missing, self.median, values) / self.scale) - self.mean / self.scale
@@ -200,7 +200,7 @@ class CategoryEncoder:
         return [*(f"{name}={each}" for each in self.categories), f"{name} is missing"][: self.width]
 
     def transform(self, values: Values) -> Values:
-        """Features of the names of categories."""
+        """Return features of the names of categories."""
         found = np.zeros((len(values), self.width), np.float32)
         place = {name: number for number, name in enumerate(self.categories)}
         numbers = np.array([self._place(each, place) for each in values], np.int64)
@@ -300,7 +300,7 @@ class DateEncoder:
         return [*self.days.features(name), *waves]
 
     def transform(self, values: Values) -> Values:
-        """Features of dates."""
+        """Return features of dates."""
         days = _days(values)
         filled = np.where(np.isnan(days), self.days.median, days)
         turns = [2 * np.pi * _phase(filled, CYCLES[each]) for each in self.cycles]
@@ -312,7 +312,7 @@ class DateEncoder:
         return _days(values)
 
     def shown(self, measure: float) -> str:
-        """Days as a date."""
+        """Return days as a date."""
         return str(np.datetime64(0, "D") + np.timedelta64(int(measure), "D"))
 
     def notes(self, values: Values) -> str:

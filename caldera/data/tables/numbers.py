@@ -47,8 +47,8 @@ _HUNDREDTHS = {"%": -2, "\u2030": -3}
 
 
 def _core(decimal: str, other: str) -> re.Pattern[str]:
-    """Digits with this decimal mark: plain, in groups of three, or in Indian groups. No group
-    follows a leading zero."""
+    """Return digits with this decimal mark: plain, in groups of three, or in Indian groups. No
+    group follows a leading zero."""
     fraction = rf"(?:{re.escape(decimal)}\d*)?"
     return re.compile(
         rf"(?:\d+{fraction}|{re.escape(decimal)}\d+"
@@ -129,7 +129,9 @@ def read_number(text: str, decimal: str) -> WrittenNumber | None:
 
 
 def plain_number(text: str, decimal: str) -> str | None:
-    """The number that a text without a unit holds, as Python writes it; None if it holds none.
+    """Return the number that a text without a unit holds, as Python writes it.
+
+    None if it holds none.
 
     >>> plain_number("1,250.5", "."), plain_number("1 250", "."), plain_number("5 kg", ".")
     ('1250.5', '1250', None)
@@ -194,7 +196,9 @@ def numbers_of(texts: Values, form: NumberFormat) -> Values:
 
 
 def undoubted_numbers(values: Values, form: NumberFormat) -> Values | None:
-    """The numbers of texts that leave no doubt that a point is their decimal mark; None for others.
+    """Return the numbers of texts that leave no doubt that a point is their decimal mark.
+
+    None for others.
 
     >>> undoubted_numbers(np.array(["0.5", None, "7"], object), AS_IN_PYTHON).tolist()
     [0.5, nan, 7.0]

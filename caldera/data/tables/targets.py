@@ -118,7 +118,10 @@ def _numbers(
 
 
 def known_labels(table: Table, column: int, class_names: tuple[str, ...]) -> Labels:
-    """The targets of a table as the numbers of classes that are known; any other is refused."""
+    """Return the targets of a table as the numbers of classes that are known.
+
+    Any other is refused.
+    """
     known = {name: number for number, name in enumerate(class_names)}
     values = np.empty(len(table), np.int64)
     for row, value in enumerate(table.columns[column].tolist()):

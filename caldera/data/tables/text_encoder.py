@@ -71,7 +71,7 @@ class TextEncoder:
         return [*words, f"{name} is missing"][: self.width]
 
     def transform(self, values: Values) -> Values:
-        """Features of texts."""
+        """Return features of texts."""
         # As the network takes them: there may be many rows, and all have all words.
         found = np.zeros((len(values), self.width), np.float32)
         encoded = self.tokenizer.encode(["" if each is None else each for each in values])
@@ -126,7 +126,10 @@ class TextEncoder:
 
 
 def strangely_missing(values: Values, is_known: bool) -> list[str]:
-    """The note about missing texts; none if texts were missing from the training rows as well."""
+    """Return the note about missing texts.
+
+    None if texts were missing from the training rows as well.
+    """
     missing = sum(each is None for each in values)
     return [f"{missing} missing, which no training row was"] if missing and not is_known else []
 

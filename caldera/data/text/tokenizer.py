@@ -110,7 +110,7 @@ class Tokenizer:
         return FIRST + len(self.vocabulary)
 
     def encode(self, texts: str | Sequence[str]) -> list[list[int]]:
-        """The numbers of each text's tokens, however many there are.
+        """Return the numbers of each text's tokens, however many there are.
 
         >>> from caldera import data
         >>> data.Tokenizer.fit(["abc", "a"], "letters").encode(["cab"])

@@ -69,7 +69,7 @@ def arange(length: int) -> Expr:
 
 
 def along_axis(values: Expr, axes: int, axis: int) -> Expr:
-    """Values of shape (samples, n) as ones of a batch with `axes` axes: n along this axis.
+    """Return values of shape (samples, n) as ones of a batch with `axes` axes: n along this axis.
 
     >>> along_axis(op.var("v", (5, 7)), axes=4, axis=2).shape
     (5, 1, 7, 1)
@@ -342,7 +342,7 @@ def _sum_dtype(dtype: np.dtype[Any]) -> str:
 
 
 def _mean(total: Any) -> Any:
-    """The weighted mean from the weighted sum; the weights are 65536 together."""
+    """Return the weighted mean from the weighted sum; the weights are 65536 together."""
     if is_float(total.dtype):
         return total * (1 / _WEIGHT**2)
     return (total + _WEIGHT**2 // 2) // _WEIGHT**2

@@ -184,7 +184,7 @@ class SubtractMean(_Linear):
 
 
 def _along_channels(values: Array, axes: int) -> Array:
-    """Numbers for each channel, shaped to meet axis 1 of a batch."""
+    """Return numbers for each channel, shaped to meet axis 1 of a batch."""
     return values.reshape(-1, *(1,) * (axes - 2)) if values.ndim else values
 
 
@@ -195,7 +195,9 @@ def _batches(data: Data, size: int = 1000) -> Iterator[Array]:
 
 
 def _channel_statistics(data: Data, batch_size: int = 1000) -> tuple[Array, Array]:
-    """Mean and variance of each channel; batches are merged by Chan's formula, which keeps digits.
+    """Return mean and variance of each channel.
+
+    Batches are merged by Chan's formula, which keeps digits.
 
     >>> from caldera.data.sources.indexed_data import ArrayData
     >>> mean, variance = _channel_statistics(ArrayData(np.array([[1e9], [1e9 + 2]])), batch_size=1)

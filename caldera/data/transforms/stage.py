@@ -294,7 +294,7 @@ def _mixed(xp: Any, array: Any, parts: Any) -> Any:
 
 
 def beta_quantiles(alpha: float, count: int) -> NDArray[np.float64]:
-    """Values of Beta(alpha, alpha) that are equally likely, one from each of `count` parts.
+    """Return values of Beta(alpha, alpha) that are equally likely, one from each of `count` parts.
 
     >>> beta_quantiles(1.0, 4).round(6).tolist()
     [0.125, 0.375, 0.625, 0.875]

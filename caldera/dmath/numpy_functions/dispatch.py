@@ -143,7 +143,7 @@ def _signature(function: Any) -> inspect.Signature:
 
 
 def _given(bound: inspect.BoundArguments, weak: bool) -> dict[str, Any]:
-    """Arguments that are not NumPy's defaults, by name; sequences as arrays."""
+    """Return arguments that are not NumPy's defaults, by name; sequences as arrays."""
     found: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         parameter = bound.signature.parameters[name]
@@ -275,7 +275,7 @@ def _own(made: Any) -> Any:
 
 
 def _as_numpys(made: Any, like: Any) -> Any:
-    """Results in the dtypes and the kind of tuple of NumPy's answer."""
+    """Return results in the dtypes and the kind of tuple of NumPy's answer."""
     if isinstance(made, list | tuple):
         several = [_as_numpys(each, own) for each, own in zip(made, like, strict=True)]
         return type(like)(*several) if hasattr(like, "_fields") else type(like)(several)

@@ -44,7 +44,10 @@ def _of_matrices(x: Any, order: Any, axes: tuple[int, int]) -> Any:
 
 @handles(np.linalg.norm)
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: Any = False) -> Any:
-    """The norm of vectors along an axis or of matrices along two; of all elements without both."""
+    """Return the norm of vectors along an axis or of matrices along two.
+
+    Of all elements without both.
+    """
     x = as_floats(x)
     axes = axes_of(axis, x.ndim)
     if axis is None and ord is None:

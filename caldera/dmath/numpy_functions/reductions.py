@@ -141,8 +141,8 @@ def variance(
     where: Any = None,
     correction: Any = None,
 ) -> Any:
-    """The variance over axes: the sum of squared distances to the mean over n - ddof, or over 0
-    if that is negative, as NumPy has it."""
+    """Return the variance over axes: the sum of squared distances to the mean over n - ddof, or
+    over 0 if that is negative, as NumPy has it."""
     if ddof and correction is not None:
         raise ConfigError.build("np.var", expected="ddof= or correction=", got="both")
     if dtype is not None and np.dtype(dtype).kind in "biu":

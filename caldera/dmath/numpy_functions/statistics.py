@@ -42,7 +42,7 @@ def _(
 
 
 def _lines(weights: Any, shape: tuple[int, ...], axis: Any) -> Any:
-    """Weights of the whole shape, or of the axes that are averaged over."""
+    """Return weights of the whole shape, or of the axes that are averaged over."""
     if weights.shape == shape:
         return weights
     axes = axes_of(axis, len(shape))
@@ -214,7 +214,7 @@ def covariance(
 
 
 def part(dtype: Any) -> Any:
-    """The dtype of the parts of complex numbers; real numbers are their own."""
+    """Return the dtype of the parts of complex numbers; real numbers are their own."""
     return np.empty(0, dtype).real.dtype
 
 

@@ -37,7 +37,7 @@ def _typed(value: Any) -> Any:
 
 
 def _of_truths(compute: Function) -> Function:
-    """An operation on truth values; numbers are true unless they are 0."""
+    """Return an operation on truth values; numbers are true unless they are 0."""
     return lambda *inputs: compute(*[op.cast(each, "bool") for each in inputs])
 
 
@@ -226,7 +226,10 @@ def _operand(value: Any) -> Any:
 
 
 def _loop(name: str, ufunc: Any, given: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """The dtypes of the inputs and outputs of NumPy's loop; Python's numbers are weak there."""
+    """Return the dtypes of the inputs and outputs of NumPy's loop.
+
+    Python's numbers are weak there.
+    """
     kinds = [each.dtype if is_array(each) else type(each) for each in given]
     how = dict(options)
     wanted = how.pop("dtype", None)

@@ -135,7 +135,7 @@ CLOSENESS = 0.55
 
 
 def mark_of(node: Node, *, small: bool = False) -> Mark:
-    """The mark of any node; the body of a fused node or a loop is drawn inside."""
+    """Return the mark of any node; the body of a fused node or a loop is drawn inside."""
     body = node.attrs.get("body")
     if not isinstance(body, Body):
         return node_mark(node, small=small)

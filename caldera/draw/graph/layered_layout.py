@@ -355,7 +355,7 @@ class _Drawing:
     # --- down
 
     def _down(self, x: list[float]) -> tuple[list[float], list[float]]:
-        """The top and bottom of each level: wide swings of a link get a higher gap."""
+        """Return the top and bottom of each level: wide swings of a link get a higher gap."""
         tops: list[float] = []
         bottoms: list[float] = []
         y = 0.0

@@ -124,7 +124,7 @@ def facts(program: Program) -> ProgramFacts:
 
 
 def _moved(node: Node) -> int:
-    """Bytes read and written, if every node reads and writes its values once."""
+    """Return bytes read and written, if every node reads and writes its values once."""
     if node.op.kind == "leaf" or node.op.name in _FREE:
         return 0
     read = {}

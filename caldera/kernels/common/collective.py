@@ -146,7 +146,10 @@ def places(node: Node) -> list[int | None]:
 def packing(
     message: Message, values: Sequence[Array], send: Array, rank: int, room: Array = None
 ) -> Pairs:
-    """The copies that pack a message, in order; `room` is a workspace (see `dense_workspace`)."""
+    """Return the copies that pack a message, in order.
+
+    `room` is a workspace (see `dense_workspace`).
+    """
     if message.kind == "scatter":
         pairs = _by_rank(send, values, room)
     elif message.kind == "gather":

@@ -261,8 +261,8 @@ class ReductionTask:
 
 
 def lengths(node: Node) -> tuple[int, int, bool] | None:
-    """Results, terms of each, and whether the terms come last in memory; None if they lie neither
-    at the beginning nor at the end of the shape, or there are none."""
+    """Return results, terms of each, and whether the terms come last in memory; None if they lie
+    neither at the beginning nor at the end of the shape, or there are none."""
     spec, axes = node.inputs[0].outputs[0], tuple(sorted(node.attrs["axis"]))
     if spec.order is not None or not axes or 0 in spec.shape:
         return None
@@ -325,7 +325,7 @@ def identity(op: str, dtype: str) -> bool | int | float:
 
 
 def accumulator_dtype(op: str, dtype: str) -> str:
-    """The dtype of partial results: sums and products of floats are kept in float64."""
+    """Return the dtype of partial results: sums and products of floats are kept in float64."""
     if op in ("sum", "prod") and dtype.startswith(("float", "bfloat")):
         return "float64"
     return "float32" if dtype in ("float16", "bfloat16") else dtype

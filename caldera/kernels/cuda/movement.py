@@ -275,7 +275,7 @@ class _Axis:
 
 
 def _simplest(axes: Sequence[_Axis]) -> list[_Axis]:
-    """Axes in the order of the target's memory, joined where that is possible."""
+    """Return axes in the order of the target's memory, joined where that is possible."""
     found: list[_Axis] = []
     for axis in sorted(axes, key=lambda each: -abs(each.target)):
         if axis.length == 1 and axis.count == 1:

@@ -36,7 +36,7 @@ _WIDE = ("float64", "int64", "uint64")
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of a key with its position."""
+    """Return bytes of a key with its position."""
     return 16 if dtype in _WIDE else 8
 
 
@@ -55,7 +55,7 @@ def merge_runs(length: int) -> list[int]:
 
 
 def tiles_of(length: int) -> int:
-    """Tiles of a row."""
+    """Return tiles of a row."""
     return -(-length // TILE)
 
 

@@ -282,7 +282,7 @@ def _bind_split(call: Call) -> Runner:
 
 
 def _pieces(whole: Array, parts: Sequence[Array], axis: int) -> list[Array]:
-    """Views of an array that lie along an axis, as long as these parts."""
+    """Return views of an array that lie along an axis, as long as these parts."""
     return np.split(whole, list(accumulate(part.shape[axis] for part in parts[:-1])), axis)
 
 

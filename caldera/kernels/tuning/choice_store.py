@@ -295,7 +295,7 @@ def _teach(model: CostModel, record: TuningRecord) -> None:
 
 
 def _row(record: TuningRecord) -> tuple[str, str, str, str]:
-    """Op, inputs, the chosen kernel and the kernels that it beat."""
+    """Return op, inputs, the chosen kernel and the kernels that it beat."""
     inputs = " ".join(_input(*written) for written in record.key["inputs"])
     chosen = record.chosen
     if chosen in record.times:

@@ -173,7 +173,10 @@ class Choices(FixedKernels):
     def _tuned(
         self, node: Node, eligible: Sequence[Kernel], candidates: Sequence[Kernel], measure: bool
     ) -> KernelChoice | None:
-        """The choice that is cached, remembered, measured now or predicted; None without any."""
+        """Return the choice that is cached, remembered, measured now or predicted.
+
+        None without any.
+        """
         # The oracle serves if all contenders prove to be wrong.
         oracle = [each for each in candidates if each.name == ORACLE and each not in eligible]
         kernels = [*eligible, *oracle]
@@ -197,8 +200,8 @@ class Choices(FixedKernels):
     def _divisions(
         self, node: Node, kernels: Sequence[Kernel], limit: int, measure: bool
     ) -> tuple[list[Kernel], bool]:
-        """The fastest way to take the batch in slices, each by one of these kernels within the
-        limit, and the way with the fewest slices; whether slices were measured for that."""
+        """Return the fastest way to take the batch in slices, each by one of these kernels within
+        the limit, and the way with the fewest slices; whether slices were measured for that."""
         batch = BatchedNode.of(node)
         if batch is None:
             return [], False
@@ -231,7 +234,10 @@ class Choices(FixedKernels):
         candidates: Sequence[Kernel],
         measure: bool,
     ) -> dict[int, tuple[Kernel, float]] | None:
-        """The fastest kernel for each size of slices, and its seconds; None if one is not known."""
+        """Return the fastest kernel for each size of slices, and its seconds.
+
+        None if one is not known.
+        """
         found: dict[int, tuple[Kernel, float]] = {}
         for size, row in eligible.items():
             if not row:

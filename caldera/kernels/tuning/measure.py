@@ -228,7 +228,10 @@ def _pattern(index: int, dtype: DType) -> np.ndarray:
 
 
 def some_numbers(shape: Shape, dtype: DType, generator: np.random.Generator) -> np.ndarray:
-    """Numbers of both signs whose sums do not cancel; integers are 0, which is a valid index."""
+    """Return numbers of both signs whose sums do not cancel.
+
+    Integers are 0, which is a valid index.
+    """
     if is_float(dtype):
         return generator.uniform(-0.5, 1.5, shape).astype(dtype)
     if dtype == bool_:

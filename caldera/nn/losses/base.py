@@ -85,7 +85,7 @@ class Loss(Configurable, ABC):
     def target_spec(
         self, prediction_shape: Sequence[int], dtype: Any = "float32"
     ) -> tuple[Shape, DType]:
-        """Shape and dtype of the targets for predictions of this shape and dtype."""
+        """Return shape and dtype of the targets for predictions of this shape and dtype."""
         return tuple(prediction_shape), canonical(dtype)
 
     def for_targets(self, targets: Shape, predictions: Shape) -> Self:
@@ -119,7 +119,10 @@ class Loss(Configurable, ABC):
         return meaning
 
     def judged(self, prediction: Expr) -> Expr:
-        """The prediction that metrics compare with targets; for most losses it is unchanged."""
+        """Return the prediction that metrics compare with targets.
+
+        For most losses it is unchanged.
+        """
         return prediction
 
     def __call__(

@@ -47,7 +47,9 @@ class Metric(Configurable, ABC):
         return metrics.name_of(type(self)) or type(self).__name__
 
     def for_task(self, task: PredictionKind | None) -> Metric:
-        """This metric for the targets of a loss, whose `task()` it is; None if that is unknown.
+        """Return this metric for the targets of a loss, whose `task()` it is.
+
+        None if that is unknown.
 
         One that makes no sense for them is refused.
 
@@ -74,7 +76,7 @@ class Metric(Configurable, ABC):
 
     @abstractmethod
     def result(self, sums: Mapping[str, np.ndarray]) -> float | np.ndarray:
-        """The value, from the sums over all batches and ranks."""
+        """Return the value, from the sums over all batches and ranks."""
 
 
 metrics: Family[Metric] = Family("metric", Metric)
@@ -241,7 +243,7 @@ class CentredMetric(ValueMetric):
         return made
 
     def centred(self, values: Expr) -> Expr:
-        """Values (N, outputs), less the centre if there is one."""
+        """Return values (N, outputs), less the centre if there is one."""
         is_known = self._centre is not None and self._centre.shape == values.shape[1:]
         return values - self._centre if is_known else values
 
@@ -252,7 +254,7 @@ def _rows(values: Any) -> Expr:
 
 
 def _counted(parts: Mapping[str, Expr], weights: Any, prediction: Any) -> dict[str, Expr]:
-    """The weighted sums over samples of numbers (N, outputs), and of the weights."""
+    """Return the weighted sums over samples of numbers (N, outputs), and of the weights."""
     factors = op.unsqueeze(sample_factors(weights, prediction), 1)
     counted = {
         name: op.sum(op.where(factors == 0.0, 0.0, factors * part), axis=0)

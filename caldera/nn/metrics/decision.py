@@ -94,7 +94,7 @@ class Decision:
         return found
 
     def _kind(self, prediction: tuple[int, ...], target: tuple[int, ...]) -> str:
-        """Classes or labels."""
+        """Return classes or labels."""
         if self.task is not None and self.task.kind != REGRESSION:
             return self.task.kind
         if self.threshold is not None or len(prediction) < 2:
@@ -163,7 +163,7 @@ class Classification:
         return self.in_order(self.predicted), self.in_order(self.actual)
 
     def in_order(self, values: Expr) -> Expr:
-        """Numbers of labels, in the shape of the predictions, as (positions, labels)."""
+        """Return numbers of labels, in the shape of the predictions, as (positions, labels)."""
         values = op.cast(values, "float64")
         assert self.label_axis is not None
         if self.label_axis == values.ndim:

@@ -30,7 +30,9 @@ def mlp(
     activation: str = "relu",
     dropout: float = 0.0,
 ) -> list[Layer]:
-    """Dense layers of the sizes `hidden`, then one for the classes; Glorot's initial weights.
+    """Return dense layers of the sizes `hidden`, then one for the classes.
+
+    Glorot's initial weights.
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.mlp((784,), classes=10))

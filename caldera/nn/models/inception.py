@@ -35,13 +35,13 @@ def normalised_conv(
     *,
     name: str,
 ) -> Layer:
-    """Convolution, batch normalisation, ReLU."""
+    """Return convolution, batch normalisation, ReLU."""
     conv = Conv2D(filters, kernel, stride, padding, bias=False, fill="he_normal", name="conv")
     return Sequential([conv, BatchNorm(eps=1e-3, name="bn"), ReLU()], name=name)
 
 
 def rescaled(x: Expr) -> Expr:
-    """Images normalised by ImageNet's statistics, as they look normalised by 0.5 and 0.5."""
+    """Return images normalised by ImageNet's statistics, as they look normalised by 0.5 and 0.5."""
     scale = (_DEVIATIONS / _SPREAD).reshape(1, 3, 1, 1).astype(x.dtype)
     shift = ((_MEANS - _CENTRE) / _SPREAD).reshape(1, 3, 1, 1).astype(x.dtype)
     return x * scale + shift

@@ -24,7 +24,7 @@ def _in_heads(x: Value, heads: int | None) -> Value:
 
 
 def _for_queries(x: Value, queries: int) -> Value:
-    """Keys or values with a head for each head of the queries; neighbours share one."""
+    """Return keys or values with a head for each head of the queries; neighbours share one."""
     return x if x.shape[1] == queries else op.repeat(x, queries // x.shape[1], 1)
 
 
@@ -141,7 +141,7 @@ def _wide(dtype: DType) -> DType:
 
 
 def _softmax(scores: Value) -> Expr:
-    """Softmax along the last axis; a row without visible keys is 0."""
+    """Return softmax along the last axis; a row without visible keys is 0."""
     largest = op.max(scores, -1, keepdims=True)
     powers = op.exp(op.sub(scores, op.where(op.isfinite(largest), largest, 0.0)))
     total = op.sum(powers, -1, keepdims=True)
@@ -160,7 +160,7 @@ def flex_attention(
     prob_mod: Any = None,
     scope: Any,
 ) -> Expr:
-    """Attention with graphs of the model's own between its steps."""
+    """Return attention with graphs of the model's own between its steps."""
     heads, width = q.shape[1], q.shape[3]
     working = _wide(q.dtype) if softmax_precision is None else dtype_of(softmax_precision)
     factor = 1 / math.sqrt(width) if scale is None else scale
@@ -237,7 +237,7 @@ def rotary_embedding(
     num_heads: int = 0,
     rotary_embedding_dim: int = 0,
 ) -> Expr:
-    """Pairs of numbers turned by an angle that grows with the position."""
+    """Return pairs of numbers turned by an angle that grows with the position."""
     heads = _in_heads(x, num_heads or None)
     count, number, steps, width = heads.shape
     turned = rotary_embedding_dim or width

@@ -48,7 +48,10 @@ def _truth(value: Value) -> bool:
 def if_(
     condition: Value, *, then_branch: Graph, else_branch: Graph, scope: Any
 ) -> tuple[Value, ...]:
-    """One of two graphs; both, if what decides is fed and their results have the same shapes."""
+    """Return one of two graphs.
+
+    Both, if what decides is fed and their results have the same shapes.
+    """
     if is_known(condition):
         return tuple(scope.run(then_branch if _truth(condition) else else_branch, []))
     yes, no = scope.run(then_branch, []), scope.run(else_branch, [])
@@ -298,7 +301,7 @@ def string_normalizer(
     locale: str = "",
     stopwords: tuple[str, ...] = (),
 ) -> np.ndarray:
-    """Texts without some words, in another case."""
+    """Return texts without some words, in another case."""
     change: Callable[[str], str] = {"LOWER": str.lower, "UPPER": str.upper}.get(
         case_change_action, str
     )

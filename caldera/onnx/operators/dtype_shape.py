@@ -89,7 +89,7 @@ def _power_of_two(array: np.ndarray, saturate: bool, round_mode: str) -> np.ndar
 
 @evaluated("BitCast")
 def bit_cast(x: np.ndarray, *, to: int) -> np.ndarray:
-    """The same bits read as another dtype of the same width."""
+    """Return the same bits read as another dtype of the same width."""
     dtype = dtype_of(to)
     if dtype.itemsize != x.dtype.itemsize:
         raise DtypeError.build(

@@ -214,7 +214,7 @@ _BYTES_A_PIXEL = 10
 
 
 def _corners(boxes: np.ndarray, center_point_box: int) -> np.ndarray:
-    """Boxes (n, 4) as (low, low, high, high)."""
+    """Return boxes (n, 4) as (low, low, high, high)."""
     if center_point_box:
         middle, half = boxes[:, :2], boxes[:, 2:] / 2
         return np.concatenate([middle - half, middle + half], axis=1)

@@ -26,7 +26,7 @@ def binarizer(x: Value, *, threshold: float = 0.0) -> Expr:
 
 @operator("ArrayFeatureExtractor", domain=CLASSICAL, moves=True)
 def array_feature_extractor(x: Value, indices: Value) -> Expr:
-    """Elements of the last axis."""
+    """Return elements of the last axis."""
     chosen = op.gather(x, op.reshape(indices, (-1,)), axis=-1)
     return chosen if len(x.shape) > 1 else op.unsqueeze(chosen, 0)
 

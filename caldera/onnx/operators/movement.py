@@ -74,7 +74,7 @@ def transpose(x: Value, *, perm: tuple[int, ...] | None = None) -> Expr:
 
 @operator("Tile", moves=True)
 def tile(x: Value, repeats: Value) -> Expr:
-    """Copies side by side."""
+    """Return copies side by side."""
     return op.tile(x, integers(repeats, "repeats"))
 
 
@@ -143,7 +143,7 @@ def depth_to_space(x: Value, *, blocksize: int, mode: str = "DCR") -> Expr:
 
 @operator("SpaceToDepth", moves=True)
 def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Expr:
-    """Blocks of the image gathered into channels."""
+    """Return blocks of the image gathered into channels."""
     count, channels, height, width = x.shape
     rows, columns = height // blocksize, width // blocksize
     parts = op.reshape(x, (count, channels, rows, blocksize, columns, blocksize))
@@ -177,7 +177,7 @@ def center_crop_pad(x: Value, shape: Value, *, axes: tuple[int, ...] | None = No
 
 @operator("Upsample")
 def upsample(x: Value, scales: Value, *, mode: str = "nearest") -> Expr:
-    """Elements repeated; only whole factors (it was replaced by Resize)."""
+    """Return elements repeated; only whole factors (it was replaced by Resize)."""
     factors = numbers(scales, "scales")
     if mode != "nearest" or any(each != int(each) for each in factors):
         raise ConfigError.build("onnx Upsample", expected="nearest, by whole factors", got=mode)
@@ -188,7 +188,7 @@ def upsample(x: Value, scales: Value, *, mode: str = "nearest") -> Expr:
 
 @operator("Einsum")
 def einsum(*operands: Value, equation: str) -> Expr:
-    """Products summed over the axes that share a letter."""
+    """Return products summed over the axes that share a letter."""
     given, arrow, result = equation.replace(" ", "").partition("->")
     parts = given.split(",")
     for i, letters in enumerate(parts):
@@ -240,7 +240,7 @@ def gather_elements(x: Value, indices: Value, *, axis: int = 0) -> Expr:
 
 
 def _flat(indices: Value, shape: tuple[int, ...]) -> Expr:
-    """Tuples of positions (on the last axis) as positions in the flattened axes."""
+    """Return tuples of positions (on the last axis) as positions in the flattened axes."""
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     counted = op.cast(indices, "int64")
     counted = op.where(op.less(counted, 0), op.add(counted, np.array(shape)), counted)
@@ -304,7 +304,7 @@ def scatter_elements(
 
 
 def _added(x: Value, indices: Value, updates: Value, axis: int) -> Expr:
-    """Updates added: those places that no index reaches get 0."""
+    """Return updates added: those places that no index reaches get 0."""
     widths = [
         (0, 0) if each == axis else (0, have - given)
         for each, (have, given) in enumerate(zip(x.shape, indices.shape, strict=True))

@@ -40,7 +40,7 @@ class AxisWindows:
     outputs: Sizes
 
     def padding(self) -> list[tuple[int, int]]:
-        """Padding (before, after) of each axis, including elements for the last window."""
+        """Return padding (before, after) of each axis, including elements for the last window."""
         return [(a, b + c) for a, b, c in zip(self.before, self.after, self.beyond, strict=True)]
 
 
@@ -145,7 +145,7 @@ def filtered(columns: Value, w: Value, group: int, windows: AxisWindows) -> Expr
 
 
 def _spread(x: Value, axis: int, stride: int) -> Value:
-    """Zeros between the elements of an axis."""
+    """Return zeros between the elements of an axis."""
     if stride == 1:
         return x
     shape = x.shape

@@ -33,7 +33,7 @@ from caldera.onnx.operators.registry import Value, axis_of, expression, integers
 
 @operator("MatMul")
 def matmul(a: Value, b: Value) -> Expr:
-    """Matrix product; integers are multiplied in float64, which represents them exactly."""
+    """Return matrix product; integers are multiplied in float64, which represents them exactly."""
     if is_float(a.dtype):
         return op.matmul(a, b)
     return op.cast(op.matmul(op.cast(a, float64), op.cast(b, float64)), a.dtype)
@@ -78,7 +78,10 @@ def convolve(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Expr:
-    """Images (N, C, ...) with kernels (M, C / group, ...); one or two axes have kernels here."""
+    """Return images (N, C, ...) with kernels (M, C / group, ...).
+
+    One or two axes have kernels here.
+    """
     kernel = kernel_shape or w.shape[2:]
     windows = lay_windows(
         x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
@@ -168,7 +171,7 @@ def col2im(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Expr:
-    """Columns of windows added back to an image."""
+    """Return columns of windows added back to an image."""
     sizes, kernel = integers(image_shape, "sizes"), integers(block_shape, "sizes")
     windows = lay_windows(sizes, kernel, strides=strides, dilations=dilations, pads=pads)
     count = x.shape[0]

@@ -89,7 +89,7 @@ operator("ArgMin")(_place(op.argmin))
 
 @operator("CumSum")
 def cumsum(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Expr:
-    """The running sum, with or without the element itself."""
+    """Return the running sum, with or without the element itself."""
     return op.cast(_running(op.cumsum, x, axis, exclusive, reverse, 0), x.dtype)
 
 

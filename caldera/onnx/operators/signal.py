@@ -33,7 +33,7 @@ def dft(
     onesided: int = 0,
     opset: int,
 ) -> Expr:
-    """The Fourier transform along an axis; the last axis holds real and imaginary parts."""
+    """Return the Fourier transform along an axis; the last axis holds real and imaginary parts."""
     default = -2 if opset >= 20 else 1
     position = axis_of(default if axis is None else integer(axis, "an axis"), len(x.shape))
     own = 2 * (x.shape[position] - 1) if inverse and onesided else x.shape[position]

@@ -227,7 +227,7 @@ def parse(model: Any, folder: Path | None = None, where: str = "onnx") -> OnnxMo
 
 
 def plain_domain(name: str) -> str:
-    """The name of a set of operators; the main one has two."""
+    """Return the name of a set of operators; the main one has two."""
     return "" if name == "ai.onnx" else name
 
 

@@ -81,7 +81,7 @@ class Pair:
         return [name for name in a if not (a[name] == b[name] or _both_nan(a[name], b[name]))]
 
     def parts(self) -> tuple[Pair, ...]:
-        """Parts of a composite op."""
+        """Return parts of a composite op."""
         assert self.node.op.decompose is not None
         firsts, seconds = (
             as_tuple(each.op.decompose(*each.inputs, **each.attrs))  # type: ignore[misc]
@@ -115,7 +115,7 @@ def not_open(expected: str, first: object, second: object, node: Node) -> Config
 
 
 def sizes(first: Sequence[int], second: Sequence[int], node: Node) -> tuple[Size, ...]:
-    """Sizes as functions of the number of samples."""
+    """Return sizes as functions of the number of samples."""
     return tuple(size(a, b, node) for a, b in zip(first, second, strict=True))
 
 
@@ -202,7 +202,7 @@ def _start_and_step(both: Both, axis: int, node: Node) -> tuple[Both, Both]:
 
 
 def _numbers(write: Any, both: Both, node: Node) -> str:
-    """Numbers of which each is a function of the number of samples."""
+    """Return numbers of which each is a function of the number of samples."""
     first, second = both
     if _same(first, second):
         return write.array(first)

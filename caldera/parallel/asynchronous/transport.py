@@ -228,7 +228,7 @@ class ServerShard:
         return self.size * self.dtype.itemsize
 
     def parts(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """Views of a message, by the names of the parameters and in their shapes."""
+        """Return views of a message, by the names of the parameters and in their shapes."""
         edges = accumulate((each.size for each in self.parameters), initial=0)
         return {
             each.name: flat[begin:end].reshape(each.shape)

@@ -65,7 +65,7 @@ class PeriodicAveraging(ReplicaStrategy):
         return self.communicator.size == 1
 
     def averaged(self) -> list[Variable]:
-        """Variables whose copies diverge between ranks: trained parameters and running
+        """Return variables whose copies diverge between ranks: trained parameters and running
         statistics.
         """
         return [*self.model.trainable(), *self.model.states()]
@@ -124,7 +124,7 @@ class PeriodicAveraging(ReplicaStrategy):
         )
 
     def tally(self, votes: Sequence[float]) -> Sequence[float] | None:
-        """The sums over ranks of their votes."""
+        """Return the sums over ranks of their votes."""
         sums = np.array(votes)
         self.communicator.Allreduce(sums, sums)
         return [float(each) for each in sums]

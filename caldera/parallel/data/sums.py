@@ -125,7 +125,7 @@ def _shorter(bucket: list[int], nbytes: Sequence[int], bucket_bytes: int) -> lis
 
 
 def allreduce_arrays(communicator: Communicator, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The sums over ranks of arrays, in one message for each dtype; all ranks have to ask.
+    """Return the sums over ranks of arrays, in one message for each dtype; all ranks have to ask.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks
@@ -376,7 +376,10 @@ def described(compression: Compression | None) -> str:
 
 
 def gather_states(communicator: Communicator, own: State) -> dict[str, np.ndarray]:
-    """The arrays of all ranks, by rank and name; all ranks have the same names and shapes."""
+    """Return the arrays of all ranks, by rank and name.
+
+    All ranks have the same names and shapes.
+    """
     found: dict[str, np.ndarray] = {}
     for name in sorted(own):
         mine = np.asarray(own[name], order="C")
@@ -388,7 +391,9 @@ def gather_states(communicator: Communicator, own: State) -> dict[str, np.ndarra
 
 
 def states_by_rank(arrays: State) -> list[dict[str, np.ndarray]]:
-    """The arrays that `gather_states` gave, for each rank that there was; others are left out.
+    """Return the arrays that `gather_states` gave, for each rank that there was.
+
+    Others are left out.
 
     >>> import numpy as np
     >>> from caldera.parallel.data.sums import states_by_rank

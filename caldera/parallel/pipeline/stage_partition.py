@@ -281,7 +281,7 @@ def _unit(given: Sequence[Node], made: Sequence[Node], trained: Collection[Node]
 
 
 def _seconds(body: Body, device: Device, precision: str | None) -> float:
-    """The least time of a run, of several."""
+    """Return the least time of a run, of several."""
     inputs = [op.input(f"{i}", spec.shape, spec.dtype) for i, spec in enumerate(body.parameters)]
     plan = compile(
         [Expr(node) for node in body(*(each.node for each in inputs))],

@@ -98,7 +98,7 @@ def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Predicti
 
 
 def server_bytes(setting: Setting, servers: int) -> list[float]:
-    """Bytes of the parameters of each server."""
+    """Return bytes of the parameters of each server."""
     sizes = [gradient.nbytes for gradient in setting.workload.gradients]
     owners = deal([round(nbytes) for nbytes in sizes], servers)
     return [
@@ -136,7 +136,7 @@ def _elastic(setting: Setting) -> Prediction:
 
 
 def _statistics(setting: Setting) -> list[int]:
-    """Bytes of the running means and variances."""
+    """Return bytes of the running means and variances."""
     workload = setting.workload
     return [2 * each.synchronised * workload.value for each in workload.layers if each.synchronised]
 
@@ -154,7 +154,7 @@ def _now_and_then(setting: Setting, sizes: list[int], more_memory: float) -> Pre
 
 
 def _gossip(setting: Setting, partners: int) -> Prediction:
-    """Parameters to one partner or to both neighbours, after each step."""
+    """Return parameters to one partner or to both neighbours, after each step."""
     nbytes = setting.workload.trained + sum(_statistics(setting))
     partners = min(partners, setting.ranks - 1)
     wire = setting.cluster.between(setting.ranks, neighbours=partners == 2)

@@ -230,7 +230,7 @@ def measured_turn(communicator: Communicator, wire: Wire, cores: int) -> float:
 
 
 def adding_speed() -> float:
-    """Bytes a second that a rank of this machine adds to others.
+    """Return bytes a second that a rank of this machine adds to others.
 
     >>> adding_speed() > 0
     True
@@ -245,7 +245,7 @@ def adding_speed() -> float:
 
 
 def _around(communicator: Communicator, numbers: np.ndarray) -> float:
-    """The time of a sum around the ring."""
+    """Return the time of a sum around the ring."""
     before = communicator.algorithm
     communicator.algorithm = _RING
     seconds = _median(communicator, lambda own: own.Allreduce(numbers, numbers))
@@ -280,7 +280,7 @@ _SCALES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def rate_of(text: str, where: str = "link") -> float:
-    """Bytes a second.
+    """Return bytes a second.
 
     >>> rate_of("100Gb"), rate_of("12.5GB/s"), rate_of("100Mbit"), rate_of("1GiB")
     (12500000000.0, 12500000000.0, 12500000.0, 1073741824.0)
@@ -294,7 +294,7 @@ def rate_of(text: str, where: str = "link") -> float:
 
 
 def seconds_of(text: str, where: str = "latency") -> float:
-    """Seconds.
+    """Return seconds.
 
     >>> seconds_of("2us"), seconds_of("0.5 ms")
     (2e-06, 0.0005)
@@ -304,7 +304,7 @@ def seconds_of(text: str, where: str = "latency") -> float:
 
 
 def bytes_of(text: str, where: str = "memory") -> int:
-    """Bytes.
+    """Return bytes.
 
     >>> bytes_of("80GB"), bytes_of("16GiB")
     (80000000000, 17179869184)
@@ -318,7 +318,7 @@ def bytes_of(text: str, where: str = "memory") -> int:
 
 
 def flops_of(text: str, where: str = "speed") -> float:
-    """Floating-point operations a second.
+    """Return floating-point operations a second.
 
     >>> flops_of("30T"), flops_of("500 GFLOP/s")
     (30000000000000.0, 500000000000.0)

@@ -101,7 +101,7 @@ def _waited_for(setting: Setting, algorithm: str = "auto") -> CollectiveCost:
 
 
 def _computing(setting: Setting, samples: int) -> tuple[float, float]:
-    """Seconds of a step whose gradients are exchanged, and of its forward pass."""
+    """Return seconds of a step whose gradients are exchanged, and of its forward pass."""
     computing = setting.seconds(samples)
     return computing + setting.handing_over(), setting.compute.forward * computing
 

@@ -263,7 +263,7 @@ def _memory(
 
 @priced
 def split_dense_layers(setting: Setting) -> Prediction:
-    """Convolutions data parallel, dense layers split over all ranks (Krizhevsky, 2014).
+    """Return convolutions data parallel, dense layers split over all ranks (Krizhevsky, 2014).
 
     Before the first dense layer every rank gathers the whole batch; a rank computes its units of
     each dense layer for all samples.

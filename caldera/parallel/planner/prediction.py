@@ -153,7 +153,7 @@ def sizes_up_to(batch: int) -> list[int]:
 
 
 def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
-    """Samples that the model can be trained on."""
+    """Return samples that the model can be trained on."""
     generator = np.random.default_rng(0)
     inputs = [
         generator.normal(size=(batch, *shape)).astype(dtype)
@@ -184,7 +184,7 @@ def _fitting(steps: StepPlans, data: Sequence[np.ndarray], size: int) -> float:
 
 
 def _seconds(steps: StepPlans, plan: Plan, data: Sequence[np.ndarray], size: int) -> float:
-    """The median time of a plan; the first run makes ready."""
+    """Return the median time of a plan; the first run makes ready."""
     feeds: dict[str, Any] = steps.feeds([array[:size] for array in data], None)
     feeds[VOTES] = NO_VOTES
     feeds = {name: feeds[name] for name in plan.inputs}

@@ -51,11 +51,11 @@ class Ranking:
     best: RankedStrategy
 
     def usable(self) -> list[RankedStrategy]:
-        """Strategies that can be used."""
+        """Return strategies that can be used."""
         return [each for each in self.entries if not each.prediction.refused]
 
     def refused(self) -> list[RankedStrategy]:
-        """Strategies that cannot be used."""
+        """Return strategies that cannot be used."""
         return [each for each in self.entries if each.prediction.refused]
 
     def families(self, entries: Iterable[RankedStrategy]) -> dict[str, RankedStrategy]:
@@ -100,7 +100,10 @@ def rank(setting: Setting, *, exact: bool = True) -> Ranking:
 
 
 def _best(allowed: Sequence[RankedStrategy]) -> RankedStrategy:
-    """The first, the fastest; but of families that are as fast to all appearances the simplest."""
+    """Return the first, the fastest.
+
+    But of families that are as fast to all appearances the simplest.
+    """
     limit = CLEARLY * allowed[0].prediction.seconds
     close = [entry for entry in allowed if entry.prediction.seconds <= limit]
     return min(close, key=lambda entry: _FAMILIES.index(entry.way.family))

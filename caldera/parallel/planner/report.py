@@ -281,7 +281,7 @@ def _lines(
 
 
 def ranks_axis(ranks: Sequence[float]) -> ChartAxis:
-    """Powers of two, and the last number.
+    """Return powers of two, and the last number.
 
     >>> ranks_axis([1.0, 2.0, 4.0, 6.0]).ticks
     (1.0, 2.0, 4.0, 6.0)

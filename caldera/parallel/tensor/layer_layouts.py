@@ -343,7 +343,7 @@ def layout_on(where: str, given: Distribution, shape: Shape, ranks: int) -> Shar
 
 
 def _following(layer: Layer, layout: ShardLayout, ranks: int) -> dict[Variable, ShardLayout]:
-    """Parameters that belong to features, as those are shared out."""
+    """Return parameters that belong to features, as those are shared out."""
     if not isinstance(layout, CartesianLayout) or not layout.shape:
         return {}
     if len(layout.ranks) < ranks:

@@ -97,7 +97,7 @@ class ShardedLayers:
         return self.shards.part(variable)
 
     def graph(self) -> RankGraph:
-        """Rewriter from graphs over parameters to graphs over this rank's parts."""
+        """Return rewriter from graphs over parameters to graphs over this rank's parts."""
         parts = {
             whole: (part, layout)
             for whole, (part, layout) in self.shards.leaves().items()
@@ -114,7 +114,7 @@ class ShardedLayers:
         return Sharding(wholes, AXIS, parts, {part: n for part, n in alike.items() if n > 1})
 
     def over_copies(self, part: Variable, gradient: Expr) -> Expr:
-        """The sum of the terms that ranks have which have the same part of a parameter."""
+        """Return the sum of the terms that ranks have which have the same part of a parameter."""
         layout = self._layout(part)
         alike = copies(layout)
         if alike == 1:

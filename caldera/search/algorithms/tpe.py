@@ -65,7 +65,7 @@ class SearchSpace:
         self.columns = np.arange(len(ranges))
 
     def scaled(self, values: np.ndarray) -> np.ndarray:
-        """Numbers in the scale of their axes, the last dimension."""
+        """Return numbers in the scale of their axes, the last dimension."""
         found = np.array(values, float)
         return np.log(found, out=found, where=self.is_log) if self.are_log else found
 

@@ -70,7 +70,10 @@ class MessageStream:
                 self._shutdown()
 
     def read(self) -> list[dict[str, Any]]:
-        """The messages that have come, after waiting for some; `closed` if no more will come."""
+        """Return the messages that have come, after waiting for some.
+
+        `closed` if no more will come.
+        """
         try:
             piece = self._socket.recv(_PIECE)
         except (TimeoutError, InterruptedError):

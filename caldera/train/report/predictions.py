@@ -168,7 +168,10 @@ def class_names(record: RunRecord, count: int) -> list[str]:
 def _by_class(
     counts: np.ndarray, names: Sequence[str], known: ClassesRecord | None, advice: AdviceNames
 ) -> Safe:
-    """Precision, recall, F1 and support, by their usual names; and how classes are balanced."""
+    """Return precision, recall, F1 and support, by their usual names.
+
+    And how classes are balanced.
+    """
     right, support, said = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
     precision = right / np.maximum(said, 1)
     recall = right / np.maximum(support, 1)

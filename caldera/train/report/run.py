@@ -39,7 +39,7 @@ _WORSE = 1.05
 
 
 def curves_section(record: RunRecord, history: History) -> Safe:
-    """Loss, metrics and learning rate over the epochs."""
+    """Return loss, metrics and learning rate over the epochs."""
     if not history.epochs:
         return section("curves", "Learning curves", note="No epoch was finished.")
     epochs, columns = history.curves()

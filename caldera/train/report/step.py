@@ -165,7 +165,7 @@ def _with_rest(amounts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _bar(amounts: Mapping[str, float], shown: Callable[[float], str]) -> Safe:
-    """Parts of a whole as one bar, and as a table."""
+    """Return parts of a whole as one bar, and as a table."""
     total = sum(amounts.values()) or 1.0
     parts, rows = [], []
     for index, (name, amount) in enumerate(amounts.items()):

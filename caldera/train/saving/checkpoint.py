@@ -53,7 +53,7 @@ class Checkpoint:
 
 
 def state_text(state: Mapping[str, Any]) -> str:
-    """The state of a run as JSON, which has to be able to hold it.
+    """Return the state of a run as JSON, which has to be able to hold it.
 
     >>> state_text({"best": float("inf")})
     '{"best": {"float": "inf"}}'
@@ -318,7 +318,7 @@ class CheckpointFolder:
         return None
 
     def _found(self) -> list[tuple[int, Path]]:
-        """Folders of checkpoints that were finished; links are not followed."""
+        """Return folders of checkpoints that were finished; links are not followed."""
         if not self.path.is_dir():
             return []
         found = []

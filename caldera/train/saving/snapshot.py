@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def by_name(variables: Iterable[Variable]) -> dict[str, Variable]:
-    """Variables by their names; two that share one are an error, since files go by names.
+    """Return variables by their names; two that share one are an error, since files go by names.
 
     >>> from caldera import op
     >>> list(by_name([op.var("a", ()), op.var("b", ())]))

@@ -58,11 +58,11 @@ class Members:
         return self.rows.count * _MEMBERS
 
     def network(self) -> Sequential:
-        """Dense layers with dropout, a network for each fold."""
+        """Return dense layers with dropout, a network for each fold."""
         return self._layers("network", self.rows.count, _NETWORK_UNITS, 0.2)
 
     def ensemble(self) -> Sequential:
-        """Members that share weights, with embeddings of numbers, for each fold."""
+        """Return members that share weights, with embeddings of numbers, for each fold."""
         return self._layers("ensemble", self.ensemble_size, _UNITS, 0.1)
 
     def _layers(self, name: str, members: int, units: int, dropout: float) -> Sequential:

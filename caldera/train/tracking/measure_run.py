@@ -44,7 +44,7 @@ def record_of(
     *,
     measured: bool,
 ) -> tuple[RunRecord, Plan | None]:
-    """The record of a run, and the plan of its training step if that was `measured`."""
+    """Return the record of a run, and the plan of its training step if that was `measured`."""
     settings = dict(hyper_parameters(model) if settings is None else settings)
     seconds = float(sum(history["seconds"])) if history.epochs else 0.0
     tested = measured and len(data.test) > 0

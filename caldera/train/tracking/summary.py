@@ -155,7 +155,10 @@ def _log2(n: int) -> int:
 
 
 def convolution_work(node: Node, tile: int = 4) -> list[WorkDepth]:
-    """The table's four rows for a convolution; Winograd only for square kernels, stride 1."""
+    """Return the table's four rows for a convolution.
+
+    Winograd only for square kernels, stride 1.
+    """
     images, out_channels, out_height, out_width = node.shape
     _, channels, kernel_height, kernel_width = node.inputs[1].shape
     in_channels = node.inputs[0].shape[1]
@@ -214,7 +217,7 @@ def layer_work(nodes: list[Node]) -> list[WorkDepth]:
 
 
 def hyper_parameters(model: Model) -> dict[str, bool | int | float | str]:
-    """Loss, optimizer with its arguments, batch size, epochs, precision, seed, device.
+    """Return loss, optimizer with its arguments, batch size, epochs, precision, seed, device.
 
     >>> import caldera as cd
     >>> from caldera import nn

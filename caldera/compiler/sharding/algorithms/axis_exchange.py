@@ -340,7 +340,7 @@ def fft(part: np.ndarray, n: int, comm: Communicator, *, inverse: bool = False) 
 
 
 def transform(x: np.ndarray, inverse: bool) -> np.ndarray:
-    """The transform along the first axis, here; real numbers become complex ones."""
+    """Return the transform along the first axis, here; real numbers become complex ones."""
     if x.shape[0] == 0:
         return x.astype(np.result_type(x.dtype, np.complex64))
     # "forward" has the inverse without a factor.

@@ -179,7 +179,10 @@ def solve_right(x: np.ndarray, a: np.ndarray, *, lower: bool, adjoint: bool = Fa
 
 
 def cholesky_factor(a: np.ndarray) -> np.ndarray:
-    """The lower factor of a matrix of which the lower triangle is read; nan if there is none."""
+    """Return the lower factor of a matrix of which the lower triangle is read.
+
+    Nan if there is none.
+    """
     factor, failed = _lapack("potrf", a.dtype)(a, lower=1)
     return np.full_like(a, np.nan) if failed else factor
 

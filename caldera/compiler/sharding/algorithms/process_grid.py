@@ -17,7 +17,7 @@ Cuts = tuple[int, ...]
 
 
 def even_cuts(length: int, parts: int) -> Cuts:
-    """Parts that differ by one at most, the longer ones first.
+    """Return parts that differ by one at most, the longer ones first.
 
     >>> even_cuts(7, 3)
     (0, 3, 5, 7)
@@ -152,7 +152,9 @@ def _grids(comm: Communicator) -> dict[tuple[int, int, int], ProcessGrid]:
 
 
 def process_grid(comm: Communicator, rows: int, columns: int, layers: int = 1) -> ProcessGrid:
-    """The ranks of a communicator as a grid; made once for each shape, by all ranks together.
+    """Return the ranks of a communicator as a grid.
+
+    Made once for each shape, by all ranks together.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> run_virtual_ranks(6, lambda comm: process_grid(comm, 2, 3).place)[4]

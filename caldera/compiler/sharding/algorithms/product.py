@@ -275,7 +275,7 @@ class _TravellingSlices:
         comm: Communicator,
         requests: list[Request],
     ) -> np.ndarray:
-        """Room for a slice of a factor, to which it is on its way."""
+        """Return room for a slice of a factor, to which it is on its way."""
         turned = self._transposed[factor]
         room = np.empty(shape[::-1] if turned else shape, self._own.a.dtype)
         if room.size:
@@ -335,7 +335,7 @@ def stationary_a(
 
 
 def sum_scatter(x: np.ndarray, rows: Sequence[int], comm: Communicator) -> np.ndarray:
-    """This rank's rows of the sum over ranks."""
+    """Return this rank's rows of the sum over ranks."""
     if comm.size == 1:
         return x
     width = int(np.prod(x.shape[1:], dtype=np.int64))

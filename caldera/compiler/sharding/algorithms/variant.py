@@ -229,7 +229,7 @@ def grid_layout(
     columns: Sequence[int],
     ranks: Sequence[int],
 ) -> CartesianLayout:
-    """Contiguous blocks of the last two axes on a grid of ranks, row by row."""
+    """Return contiguous blocks of the last two axes on a grid of ranks, row by row."""
     before = (None,) * (len(shape) - 2)
     return CartesianLayout(shape, (*before, contiguous(rows), contiguous(columns)), tuple(ranks))
 
@@ -240,6 +240,6 @@ def axis_layout(shape: Shape, axis: int, cuts: Sequence[int]) -> CartesianLayout
 
 
 def cyclic_layout(shape: tuple[int, int], block: int, grid: tuple[int, int]) -> CartesianLayout:
-    """Square blocks dealt out to a grid of ranks."""
+    """Return square blocks dealt out to a grid of ranks."""
     splits = (cyclic_split(shape[0], grid[0], block), cyclic_split(shape[1], grid[1], block))
     return CartesianLayout(shape, splits, tuple(range(grid[0] * grid[1])))

@@ -302,7 +302,7 @@ def _combined(first: Assignment, second: Assignment) -> Assignment | None:
 
 
 def names(count: int, start: int = 0) -> list[str]:
-    """Letters for axes."""
+    """Return letters for axes."""
     return [f"x{start + number}" for number in range(count)]
 
 

@@ -276,7 +276,7 @@ def below_largest(x: Node, axis: int) -> Node:
 @composite("softmax_grad")
 @widened
 def softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
-    """Gradient of softmax, from the gradient of its result `y`."""
+    """Return gradient of softmax, from the gradient of its result `y`."""
     return mul(y, sub(g, sum_(mul(g, y), (axis,), keepdims=True)))
 
 
@@ -294,7 +294,7 @@ def softmax(x: Node, *, axis: int) -> Node:
 @composite("log_softmax_grad")
 @widened
 def log_softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
-    """Gradient of log_softmax, from the gradient of its result `y`."""
+    """Return gradient of log_softmax, from the gradient of its result `y`."""
     return sub(g, mul(exp(y), sum_(g, (axis,), keepdims=True)))
 
 

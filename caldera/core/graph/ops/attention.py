@@ -151,7 +151,7 @@ def attention_backward(
     *masks: Node,
     **how: Any,
 ) -> Nodes:
-    """Gradients of q, k, v and an additive mask, from both outputs of the attention.
+    """Return gradients of q, k, v and an additive mask, from both outputs of the attention.
 
     Libraries compute them together. Where a device has no kernel, the sums of g * result are a
     separate computation, which can be fused with a neighbouring loop.

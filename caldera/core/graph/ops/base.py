@@ -180,7 +180,7 @@ def _sum(x: Spec, *, axis: Axes, keepdims: bool) -> Spec:
 
 
 def sum_(x: Node, axis: Axes, keepdims: bool = False) -> Node:
-    """The sum over `axis`."""
+    """Return the sum over `axis`."""
     return x if not axis else _sum(x, axis=axis, keepdims=keepdims)
 
 
@@ -269,17 +269,17 @@ def _conj(x: Spec) -> Spec:
 
 
 def real(x: Node) -> Node:
-    """The real part; real numbers are their own."""
+    """Return the real part; real numbers are their own."""
     return _real(x) if is_complex(x.dtype) else x
 
 
 def imag(x: Node) -> Node:
-    """Imaginary part; 0 for real numbers."""
+    """Return imaginary part; 0 for real numbers."""
     return _imag(x) if is_complex(x.dtype) else full(x.shape, 0, x.dtype)
 
 
 def conj(x: Node) -> Node:
-    """The conjugate; real numbers are their own."""
+    """Return the conjugate; real numbers are their own."""
     if not is_complex(x.dtype):
         return x
     return x.inputs[0] if x.op is _conj else _conj(x)

@@ -87,14 +87,14 @@ def tied(x: Node, *others: Node) -> Node:
 
 
 def _ties(g: Node, others: Nodes) -> tuple[Node | None, ...]:
-    """Gradients of 0 that depend on what flows to the value itself."""
+    """Return gradients of 0 that depend on what flows to the value itself."""
     zeros = (full(each.shape, 0, each.dtype) if is_inexact(each.dtype) else None for each in others)
     return tuple(None if zero is None else tied(zero, g) for zero in zeros)
 
 
 @op("all_sum")
 def all_sum(x: Spec, *, axis: str, number: Number) -> Spec:
-    """The sum of `x` over the ranks along a named axis of the mesh of ranks."""
+    """Return the sum of `x` over the ranks along a named axis of the mesh of ranks."""
     return x
 
 
@@ -205,7 +205,7 @@ def run_collective(values: Sequence[Node], message: Message) -> Node:
 
 
 def all_reduce(values: Sequence[Node], message: Message) -> list[Node]:
-    """The sums over ranks of several values, in one message."""
+    """Return the sums over ranks of several values, in one message."""
     return cut(run_collective(values, message), [value.shape for value in values])
 
 
@@ -219,13 +219,13 @@ def cut(flat: Node, shapes: Sequence[Shape]) -> list[Node]:
 
 
 def reduce_scatter_flat(values: Sequence[Node], message: Message) -> list[Node]:
-    """This rank's part of the sum over ranks of each value; parts are flat."""
+    """Return this rank's part of the sum over ranks of each value; parts are flat."""
     shapes = [(shard_size(value.spec.size, message.ranks),) for value in values]
     return cut(run_collective(values, message), shapes)
 
 
 def all_gather_flat(parts: Sequence[Node], shapes: Sequence[Shape], message: Message) -> list[Node]:
-    """Values of these shapes, of which each rank has a part."""
+    """Return values of these shapes, of which each rank has a part."""
     rows = run_collective(parts, message)
     found, place = [], 0
     for part, shape in zip(parts, shapes, strict=True):
@@ -274,7 +274,7 @@ def all_gather(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number:
     ),
 )
 def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number) -> Node:
-    """This rank's part, along `dim`, of the sum over ranks."""
+    """Return this rank's part, along `dim`, of the sum over ranks."""
     if x.shape[dim] != sum(sizes):
         refuse_shape(f"{sum(sizes)} along axis {dim}, for parts {sizes}")
     if len(sizes) == 1:

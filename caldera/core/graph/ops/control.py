@@ -180,13 +180,13 @@ def with_body(loop: Node, body: Body, *more: Node) -> Node:
 
 
 def _product_over_steps(a: Node, b: Node, step: Node) -> Node:
-    """The sum over t of the products `step` of a[t] and b[t], as one product."""
+    """Return the sum over t of the products `step` of a[t] and b[t], as one product."""
     ta, tb = step.attrs["ta"], step.attrs["tb"]
     return matmul(_joined(a, ta), _joined(b, not tb), **step.attrs)
 
 
 def _sum_over_steps(stack: Node, step: Node) -> Node:
-    """The sum over t of the sums `step` of stack[t], as one sum."""
+    """Return the sum over t of the sums `step` of stack[t], as one sum."""
     axes = (0, *(axis + 1 for axis in step.attrs["axis"]))
     total = step.op.node(stack, axis=axes, keepdims=False)
     return reshape(total, step.shape)
@@ -257,7 +257,9 @@ def _used_as(
 
 @composite("with_gradient")
 def with_gradient(*inputs: Node, results: int, count: int, backward: Body) -> Nodes:
-    """The first inputs, of which there are `results`; `backward` has gradients for the next ones.
+    """Return the first inputs, of which there are `results`.
+
+    `backward` has gradients for the next ones.
 
     It computes them from the gradients of the results, the results, these inputs, of which there
     are `count`, and constants: one for each input of floating-point numbers.

@@ -276,7 +276,7 @@ def _(
 def ctc_posteriors(
     probabilities: Node, labels: Node, input_lengths: Node, label_lengths: Node, *, blank: int
 ) -> Node:
-    """Probability of each class at each frame, given the labels.
+    """Return probability of each class at each frame, given the labels.
 
     The derivative of `ctc_log_likelihood` is computed from it.
     """

@@ -236,7 +236,7 @@ def stop_gradient(x: Spec) -> Spec:
     gradient=lambda g, y, x, taken: (where(taken, g, full(g.shape, 0, g.dtype)), None),
 )
 def guarded(x: Spec, taken: Spec) -> Spec:
-    """Operand of a choice; its gradient is 0 where the operand is not selected.
+    """Return operand of a choice; its gradient is 0 where the operand is not selected.
 
     A derivative of 0 times an infinite or NaN derivative would be NaN.
     """

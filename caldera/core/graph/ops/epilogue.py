@@ -233,7 +233,7 @@ def batch_norm_grad_elementwise(
     axis: int,
     eps: float,
 ) -> Node:
-    """Gradient of batch_norm with respect to x, given the gradients of scale and shift."""
+    """Return gradient of batch_norm with respect to x, given the gradients of scale and shift."""
     _check_wide(x)
     share = x.shape[axis] / x.spec.size if x.spec.size else 0.0
     column = tuple(n if i == axis else 1 for i, n in enumerate(x.shape))
@@ -277,7 +277,7 @@ def conv2d_input_norm_reduce(
     eps: float,
     **how: Any,
 ) -> Nodes:
-    """Gradients of batch_norm(x), optionally with a relu, followed by a convolution.
+    """Return gradients of batch_norm(x), optionally with a relu, followed by a convolution.
 
     They are the gradient with respect to the normalised result, and the gradients of scale and
     shift, which are sums obtained from the first. `rest` starts with the value `added` to the
@@ -383,7 +383,7 @@ _BYTE = np.dtype(np.uint8)
 
 
 def mask_bytes(columns: int) -> int:
-    """Bytes of a row of bits.
+    """Return bytes of a row of bits.
 
     >>> mask_bytes(4096), mask_bytes(130)
     (512, 32)

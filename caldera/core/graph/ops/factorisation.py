@@ -200,7 +200,7 @@ def _skew(x: Node) -> Node:
 
 @op("eigh", flops=cost(lambda batch, m, n: batch * 9 * n**3))
 def eigh(a: Spec) -> tuple[Spec, Spec]:
-    """Eigenvalues, ascending, and eigenvectors (columns) of (a + aᵀ) / 2."""
+    """Return eigenvalues, ascending, and eigenvectors (columns) of (a + aᵀ) / 2."""
     check_square(a)
     return Spec(a.shape[:-1], part_of(a.dtype)), a
 
@@ -285,7 +285,7 @@ def _identity(like: Node) -> Node:
 
 @composite("pinv")
 def pinv(a: Node, *, rtol: float) -> Node:
-    """The pseudo-inverse; singular values up to `rtol` times the largest count as 0."""
+    """Return the pseudo-inverse; singular values up to `rtol` times the largest count as 0."""
     check_matrix(a.spec)
     if 0 in a.shape[-2:]:
         return adjoint(a)

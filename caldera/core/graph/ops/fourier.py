@@ -48,7 +48,7 @@ def frequencies(n: int) -> int:
 
 @op("fft")
 def fft(x: Spec, *, axis: int, inverse: bool) -> Spec:
-    """The sum over t of x_t exp(-2 pi i k t / n) for each k, or with + if `inverse`."""
+    """Return the sum over t of x_t exp(-2 pi i k t / n) for each k, or with + if `inverse`."""
     _check_pairs(x)
     if not 0 <= axis < x.rank - 1:
         refuse_shape(f"a signal along axis {axis}, before the axis of (real, imaginary)")

@@ -32,7 +32,7 @@ def _check_indices(indices: Spec) -> None:
 
 
 def as_signed(indices: Node) -> Node:
-    """Indices that can be cast to int64: what that has not stays beyond every end."""
+    """Return indices that can be cast to int64: what that has not stays beyond every end."""
     if indices.dtype != uint64:
         return indices
     return cast(minimum(indices, constant(np.iinfo(np.int64).max, uint64)), int64)
@@ -136,7 +136,7 @@ def one_hot(indices: Node, *, classes: int, dtype: DType) -> Node:
     ),
 )
 def sort(x: Spec, *, axis: int, descending: bool) -> tuple[Spec, Spec]:
-    """Elements in order along `axis`, and their original indices."""
+    """Return elements in order along `axis`, and their original indices."""
     _check_axis(x, axis)
     return x, Spec(x.shape, int64)
 

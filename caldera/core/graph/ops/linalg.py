@@ -77,7 +77,7 @@ def adjoint(x: Node) -> Node:
 
 
 def total(*terms: Node | None) -> Node:
-    """The sum of the terms that are there; at least one is."""
+    """Return the sum of the terms that are there; at least one is."""
     present = [term for term in terms if term is not None]
     result = present[0]
     for term in present[1:]:
@@ -89,14 +89,17 @@ def total(*terms: Node | None) -> Node:
 
 
 def indices(shape: Shape) -> Nodes:
-    """Row and column of each element, for matrices with these last two sizes."""
+    """Return row and column of each element, for matrices with these last two sizes."""
     last = shape[-2:]
     return iota(shape=last, axis=0, dtype=int64), iota(shape=last, axis=1, dtype=int64)
 
 
 @composite("tril")
 def tril(x: Node, *, offset: int) -> Node:
-    """The elements on and below a diagonal, the main one moved right by `offset`; zeros above."""
+    """Return the elements on and below a diagonal, the main one moved right by `offset`.
+
+    Zeros above.
+    """
     row, column = indices(x.shape)
     kept = less_equal(column, add(row, constant(offset, int64)))
     return where(kept, x, constant(0, x.dtype))
@@ -104,7 +107,10 @@ def tril(x: Node, *, offset: int) -> Node:
 
 @composite("triu")
 def triu(x: Node, *, offset: int) -> Node:
-    """The elements on and above a diagonal, the main one moved right by `offset`; zeros below."""
+    """Return the elements on and above a diagonal, the main one moved right by `offset`.
+
+    Zeros below.
+    """
     row, column = indices(x.shape)
     kept = less_equal(add(row, constant(offset, int64)), column)
     return where(kept, x, constant(0, x.dtype))
@@ -126,14 +132,14 @@ def diagonal(x: Node, offset: int = 0) -> Node:
 
 
 def diagonal_matrix(x: Node) -> Node:
-    """Square matrices with `x` on the diagonal and zeros elsewhere."""
+    """Return square matrices with `x` on the diagonal and zeros elsewhere."""
     *batch, n = x.shape
     bounds = _diagonal_bounds((*batch, n, n), 0)
     return reshape(unslice(x, shape=(*batch, n * n), bounds=bounds), (*batch, n, n))
 
 
 def trace(x: Node) -> Node:
-    """The sum of the main diagonal."""
+    """Return the sum of the main diagonal."""
     return sum_(diagonal(x), (len(x.shape) - 2,))
 
 

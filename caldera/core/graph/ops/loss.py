@@ -138,7 +138,7 @@ def _(g: Node, y: Node, logits: Node, targets: Node, *, axis: int) -> Nodes:
 @composite("cross_entropy_probabilities_grad")
 @widened
 def cross_entropy_probabilities_grad(g: Node, logits: Node, targets: Node, *, axis: int) -> Node:
-    """The same with respect to the logits: g * (softmax * sum(targets) - targets)."""
+    """Return the same with respect to the logits: g * (softmax * sum(targets) - targets)."""
     spread = expand_reduced(g, logits.shape, (axis,))
     total = sum_(targets, (axis,), keepdims=True)
     return mul(spread, sub(mul(softmax(logits, axis=axis), total), targets))

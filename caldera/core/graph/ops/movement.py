@@ -46,7 +46,7 @@ def swap_last(x: Node) -> Node:
 
 @op("unslice", kind="movement", gradient=lambda g, y, x, *, shape, bounds: (slice_(g, bounds),))
 def unslice(x: Spec, *, shape: Shape, bounds: Bounds) -> Spec:
-    """Zeros of `shape` with `x` where `bounds` point: the gradient of a slice."""
+    """Return zeros of `shape` with `x` where `bounds` point: the gradient of a slice."""
     return Spec(shape, x.dtype)
 
 
@@ -179,14 +179,14 @@ def arrange(x: Node, order: Order | None) -> Node:
 
 @op("view_as_real", kind="movement")
 def view_as_real(x: Spec) -> Spec:
-    """Complex numbers as pairs (real, imaginary) on a new last axis."""
+    """Return complex numbers as pairs (real, imaginary) on a new last axis."""
     check_complex(x)
     return Spec((*x.shape, 2), part_of(x.dtype))
 
 
 @op("view_as_complex", kind="movement", gradient=lambda g, y, x: (view_as_real(g),))
 def view_as_complex(x: Spec) -> Spec:
-    """Pairs (real, imaginary) on a last axis of length 2 as complex numbers."""
+    """Return pairs (real, imaginary) on a last axis of length 2 as complex numbers."""
     check_part(x.dtype)
     if x.rank < 1 or x.shape[-1] != 2:
         refuse_shape(

@@ -150,7 +150,7 @@ def conv2d(
     groups: int,
     compute: str | None = None,
 ) -> Spec:
-    """Cross-correlation of images (N, C, H, W) with kernels (K, C / groups, h, w)."""
+    """Return cross-correlation of images (N, C, H, W) with kernels (K, C / groups, h, w)."""
     _check_floats(x, w)
     return Spec(_conv_shape(x.shape, w.shape, stride, padding, dilation, groups), x.dtype)
 
@@ -280,7 +280,7 @@ def pool_scatter(
     padding: Padding,
     dilation: Pair,
 ) -> Spec:
-    """Zeros of `shape`, with each window's `g` added at the element that `index` names."""
+    """Return zeros of `shape`, with each window's `g` added at the element that `index` names."""
     check_float(g)
     expected = _pooled_shape(shape, size, stride, padding, dilation)
     _check_slope(g, expected)

@@ -119,7 +119,7 @@ argmin = op("argmin", kind="reduction")(_position)
 
 @op("cumsum", flops=lambda node: node.spec.size)
 def cumsum(x: Spec, *, axis: int, reverse: bool) -> Spec:
-    """The running sum along `axis`, from the end if `reverse`."""
+    """Return the running sum along `axis`, from the end if `reverse`."""
     return x
 
 
@@ -194,7 +194,10 @@ def logsumexp(x: Node, *, axis: Axes, keepdims: bool) -> Node:
 
 @composite("norm", kind="reduction")
 def norm(x: Node, *, axis: Axes, keepdims: bool, order: float) -> Node:
-    """The 1-, 2- or infinity-norm over `axis`; the derivative of the 2-norm at 0 is taken as 0."""
+    """Return the 1-, 2- or infinity-norm over `axis`.
+
+    The derivative of the 2-norm at 0 is taken as 0.
+    """
     wide, result = _widened(x), part_of(x.dtype)
     if order == 1:
         return cast(sum_(abs_(wide), axis, keepdims), result)

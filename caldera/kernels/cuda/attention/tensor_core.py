@@ -55,13 +55,13 @@ def _rows_bytes(rows: int, columns: int, item: int) -> int:
 
 
 def _forward_bytes(depth: int, width: int, item: int) -> int:
-    """Shared memory: queries, and two tiles of keys and values."""
+    """Return shared memory: queries, and two tiles of keys and values."""
     columns = min(_padded(width), MOST_COLUMNS)
     return 3 * _rows_bytes(ROWS, _padded(depth), item) + 2 * _rows_bytes(ROWS, columns, item)
 
 
 def _backward_step(depth: int, width: int) -> int:
-    """Keys or queries that pass through shared memory together."""
+    """Return keys or queries that pass through shared memory together."""
     return ROWS if max(_padded(depth), _padded(width)) <= ROWS else ROWS // 2
 
 

@@ -44,7 +44,7 @@ def _item(node: Node) -> int:
 
 
 def _tile(node: Node) -> int:
-    """Queries or keys of a tile."""
+    """Return queries or keys of a tile."""
     return _SIDE * _VECTOR // _item(node)
 
 
@@ -54,7 +54,7 @@ def _tiles(node: Node, length: int) -> int:
 
 
 def _columns(width: int) -> int:
-    """Columns of a result that a thread has, at most 8."""
+    """Return columns of a result that a thread has, at most 8."""
     return 4 if width <= 4 * _SIDE else 8
 
 

@@ -97,7 +97,7 @@ def pointer(array: Array, kind: str = "") -> Parameter:
 
 
 def const_pointer(array: Array, kind: str = "") -> Parameter:
-    """Memory that is only read."""
+    """Return memory that is only read."""
     return Parameter(f"const {kind or type_of(array)}*", array)
 
 
@@ -256,7 +256,7 @@ ALWAYS_FIT = 256
 
 
 def flags(*values: bool) -> str:
-    """Template arguments.
+    """Return template arguments.
 
     >>> flags(True, False)
     'true, false'

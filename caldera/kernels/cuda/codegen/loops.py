@@ -336,7 +336,7 @@ class OffsetEmitter:
         return steps
 
     def statements(self, index: str, prefix: str) -> tuple[list[str], list[str]]:
-        """Lines that split `index`, and for each group the expression of its offset."""
+        """Return lines that split `index`, and for each group the expression of its offset."""
         lines: list[str] = []
         sums: list[list[str]] = [[] for _ in self._terms]
         rest = index
@@ -357,5 +357,5 @@ class OffsetEmitter:
 
 
 def lines(statements: Sequence[str], indent: int) -> str:
-    """Statements below each other, where the first one is indented already."""
+    """Return statements below each other, where the first one is indented already."""
     return ("\n" + " " * indent).join(statements)

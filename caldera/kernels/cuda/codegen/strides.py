@@ -166,7 +166,7 @@ def element_strides(array: Array) -> tuple[int, ...]:
 
 
 def axes_of(shape: Sequence[int], *strides: Sequence[int]) -> list[StridedAxis]:
-    """Axes of these lengths; one row of strides for each array.
+    """Return axes of these lengths; one row of strides for each array.
 
     >>> axes_of((2, 3), (3, 1), (0, 1))
     [StridedAxis(length=2, strides=(3, 0)), StridedAxis(length=3, strides=(1, 1))]

@@ -163,7 +163,7 @@ class _Tiling:
         return found if fits and found.count < MOST_STRIPS else None
 
     def _kept(self, itemsize: int) -> int:
-        """Registers of a thread, roughly."""
+        """Return registers of a thread, roughly."""
         words = self.geometry.dtype.itemsize // 4
         pack = -(-self.together * itemsize // 4)
         fresh = min(self.rows.step, self.rows.span)
@@ -338,7 +338,10 @@ for _op in FILTERS:
 
 
 def product_of(call: Call) -> Multiplication | None:
-    """The product that a call amounts to; None where the arrays cannot be seen as matrices."""
+    """Return the product that a call amounts to.
+
+    None where the arrays cannot be seen as matrices.
+    """
     groups = Geometry.of(call.node).groups
     compute = call.node.attrs.get("compute")
     try:

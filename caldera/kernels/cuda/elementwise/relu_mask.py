@@ -99,7 +99,7 @@ def _chunks(rows: int, columns: int) -> tuple[int, int]:
 
 
 def _partial(node: Node) -> Spec:
-    """The sums of the columns of each chunk."""
+    """Return the sums of the columns of each chunk."""
     rows, columns = node.inputs[0].shape
     dtype = compute_dtype(node.outputs[0].dtype)
     return Spec((_chunks(rows, columns)[1] if node.attrs["summed"] else 0, columns), dtype)

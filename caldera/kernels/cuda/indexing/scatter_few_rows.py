@@ -89,7 +89,7 @@ def _bind(call: Call) -> Runner:
 
 
 def _sizes(node: Node) -> tuple[int, int]:
-    """Blocks, if no vectors can be read, and positions."""
+    """Return blocks, if no vectors can be read, and positions."""
     x, positions, _ = node.inputs
     length = x.shape[node.attrs["axis"]]
     return length * -(-(prod(x.shape) // max(length, 1)) // _ACROSS), prod(positions.shape)

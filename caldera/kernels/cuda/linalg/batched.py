@@ -75,7 +75,7 @@ def _batch(shape: Shape, arrays: Sequence[tuple[Array, int]]) -> Parameter:
 
 
 def _steps(prefix: str, array: Array, axes: int = 2) -> dict[str, Parameter]:
-    """Strides of the last axes: of a matrix down and right, of a vector the step."""
+    """Return strides of the last axes: of a matrix down and right, of a vector the step."""
     names = ("down", "right") if axes == 2 else ("step",)
     strides = element_strides(array)[array.ndim - axes :]
     return {f"{prefix}{name}": i64(step) for name, step in zip(names, strides, strict=True)}
@@ -86,7 +86,7 @@ def _bytes(dtype: str) -> int:
 
 
 def _spare_bytes(node: Node, blocks: int, elements: int) -> int:
-    """Workspace for `elements` numbers of each block, where shared memory is too small."""
+    """Return workspace for `elements` numbers of each block, where shared memory is too small."""
     nbytes = elements * _bytes(node.inputs[0].dtype.name)
     return 0 if fits_in_shared(nbytes) else blocks * nbytes
 
@@ -143,14 +143,14 @@ _SOLVE = """    i64 at[3];
 
 
 def _parts(node: Node) -> tuple[int, int, int]:
-    """Matrices, right sides of each block, and blocks for each matrix."""
+    """Return matrices, right sides of each block, and blocks for each matrix."""
     columns = node.shape[-1]
     part = columns if node.shape[-2] > _LARGE else min(columns, _COLUMNS)
     return prod(node.shape[:-2]), part, -(-columns // max(part, 1))
 
 
 def _solve_blocks(node: Node) -> tuple[int, int]:
-    """Blocks, and numbers that each keeps."""
+    """Return blocks, and numbers that each keeps."""
     matrices, part, parts = _parts(node)
     n = node.shape[-2]
     return matrices * parts, n * (n + part)

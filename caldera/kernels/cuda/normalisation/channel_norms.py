@@ -293,7 +293,7 @@ def _sizes(node: Node, layout: ChannelLayout, partial: Array) -> dict[str, Param
 
 
 def _matrices(layout: ChannelLayout, **pointers: Parameter) -> dict[str, Parameter]:
-    """Matrices with a number for each group of each image, with their strides."""
+    """Return matrices with a number for each group of each image, with their strides."""
     found: dict[str, Parameter] = {}
     for name, each in pointers.items():
         assert isinstance(each.argument, np.ndarray)
@@ -330,7 +330,7 @@ def _specs(node: Node) -> tuple[Spec, Spec]:
 
 
 def workspace(node: Node) -> int:
-    """Bytes for sums of chunks, and for factors."""
+    """Return bytes for sums of chunks, and for factors."""
     return workspace_bytes(*_specs(node))
 
 

@@ -57,7 +57,7 @@ _MOST_TOGETHER = 8
 
 
 def _blocks() -> int:
-    """Blocks that keep all multiprocessors busy."""
+    """Return blocks that keep all multiprocessors busy."""
     return RESIDENT * driver().multiprocessors
 
 
@@ -177,7 +177,7 @@ class ChannelLayout:
         return index(value, self.large)
 
     def vectors(self, **pointers: Parameter) -> dict[str, Parameter]:
-        """Vectors with their strides: `scale` and `scale_step`."""
+        """Return vectors with their strides: `scale` and `scale_step`."""
         found: dict[str, Parameter] = {}
         for name, each in pointers.items():
             assert isinstance(each.argument, np.ndarray)
@@ -240,7 +240,7 @@ HEADER = "norm_apply.cuh"
 
 
 def image_sums(layout: ChannelLayout, x: Array, partial: Array) -> KernelLaunch:
-    """The sums of x and of its squares, by chunks."""
+    """Return the sums of x and of its squares, by chunks."""
     signature = KernelSignature(
         {"x": const_pointer(x), "in": layout.images(0), "partial": pointer(partial)}
     )
@@ -260,7 +260,7 @@ def gradient_sums(
     relu: bool = False,
     resident: int | None = None,
 ) -> KernelLaunch:
-    """The sums of the gradient g, and of its products with x less the mean, by chunks.
+    """Return the sums of the gradient g, and of its products with x less the mean, by chunks.
 
     `arrays` are x and g; `means` the array of the means, and where one lies; `vectors` are eps,
     scale, shift and variance in the kernel's words, which only a relu needs.
@@ -431,7 +431,7 @@ def input_gradient(
     *,
     relu: bool = False,
 ) -> KernelLaunch:
-    """The gradient of x by factors: `arrays` are x, g and dx."""
+    """Return the gradient of x by factors: `arrays` are x, g and dx."""
     layout = layout.of_elements()
     x, g, dx = arrays
     signature = KernelSignature(

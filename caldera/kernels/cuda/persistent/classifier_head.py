@@ -125,7 +125,7 @@ def fuse_classifier_heads(pieces: Sequence[Any]) -> list[Any]:
 
 
 def _head(pieces: list[Any], work: RowWork) -> ClassifierHead | None:
-    """The head around this work on rows, if there is one."""
+    """Return the head around this work on rows, if there is one."""
     products = [each for each in pieces if isinstance(each, FusedProduct)]
     first = next((p for p in products if any(same(p.result, each) for each in work.reads)), None)
     second = next(

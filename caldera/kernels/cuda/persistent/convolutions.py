@@ -110,7 +110,7 @@ class ImageWindows:
         return f"window_sum<{self.rows}, {self.line}, {self.splits}>(sums, {row}, {result})"
 
     def product(self, image: str, right: str) -> list[str]:
-        """Statements that leave the product of operands in shared memory in `sums`."""
+        """Return statements that leave the product of operands in shared memory in `sums`."""
         lines, at, sizes = [], 0, self._sizes()
         for name, floats in sizes.items():
             kind = "float" if name == "sums" else "i32"

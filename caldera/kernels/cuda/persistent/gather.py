@@ -54,7 +54,7 @@ class Gather:
         return [self.output]
 
     def number(self, places: TileAccess, names: Sequence[str], name: str) -> list[str]:
-        """Statements that find the row of the table for these coordinates."""
+        """Return statements that find the row of the table for these coordinates."""
         if self.through is None:
             before: list[str] = []
             numbers, value = self.numbers, places.load(self.numbers, names)

@@ -200,13 +200,13 @@ def _same_images(one: Array, other: Array) -> bool:
 
 
 def _reach(array: Array) -> int:
-    """The bytes from an image's first element to its end."""
+    """Return the bytes from an image's first element to its end."""
     steps = zip(array.shape[1:], array.strides[1:], strict=True)
     return array.itemsize + sum((length - 1) * stride for length, stride in steps)
 
 
 def fuse_images(pieces: Sequence[Any], is_scratch: Callable[[Array], bool]) -> list[Any]:
-    """The pieces with works on images in chains."""
+    """Return the pieces with works on images in chains."""
     found: list[Any] = []
     for piece in pieces:
         work = image_work(piece)

@@ -117,7 +117,7 @@ class PixelProducer(Producer):
         return [*self.shared, *shared_by_all(more, self.images)]
 
     def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
-        """Statements for an image."""
+        """Return statements for an image."""
 
         def element(held: SharedAccess, here: list[str]) -> list[str]:
             return [*self.element(held, here), *finish(self, held, self.value, here)]
@@ -142,7 +142,7 @@ class ImageTask:
     """Piece to run if no other work is joined to this one."""
 
     def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
-        """Statements for an image."""
+        """Return statements for an image."""
         return self.write(places)
 
 
@@ -309,8 +309,8 @@ def average_pool_input(call: Call) -> Element:
 
 
 def max_pool(call: Call) -> Element:
-    """The largest element of each window, of equal ones the first; a nan is larger than all. A bias
-    and a relu may follow."""
+    """Return the largest element of each window, of equal ones the first; a nan is larger than all.
+    A bias and a relu may follow."""
     (given, *biases), (_, index) = call.inputs, call.outputs
 
     def element(places: TileAccess, here: Sequence[str]) -> list[str]:

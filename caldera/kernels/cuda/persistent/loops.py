@@ -173,7 +173,7 @@ class _Job:
         ]
 
     def end(self, places: TileAccess) -> list[str]:
-        """Statements for `total`, the value of `result`."""
+        """Return statements for `total`, the value of `result`."""
         split, names = unravelled("result", [self.shape[axis] for axis in self.kept], "w")
         return [*split, *self.finish(places, "total", names)]
 

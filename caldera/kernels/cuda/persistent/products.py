@@ -328,7 +328,7 @@ def is_product(node: Node) -> bool:
 
 
 def each_element(index: str, tiling: str, first: str, rows: int, columns: int) -> list[str]:
-    """The beginning of a loop over a thread's elements of a tile; two brackets end it."""
+    """Return the beginning of a loop over a thread's elements of a tile; two brackets end it."""
     return [
         "#pragma unroll",
         f"for (i32 {index} = 0; {index} < {tiling}::EACH; {index}++) {{",

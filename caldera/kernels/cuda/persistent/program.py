@@ -93,8 +93,8 @@ class SharedMemoryMap:
         return f"scratch + {self.places[name]}"
 
     def checks(self, used: Mapping[str, str]) -> list[str]:
-        """Statements that let no kernel be compiled which uses more floats of a place, by its name,
-        than there are.
+        """Return statements that let no kernel be compiled which uses more floats of a place, by
+        its name, than there are.
 
         >>> layout = SharedMemoryMap()
         >>> layout.add("a", 100, early=False)

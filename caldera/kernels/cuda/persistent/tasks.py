@@ -35,7 +35,7 @@ class TileAccess:
         return self._names[key]
 
     def element(self, array: Array, coordinates: Sequence[str]) -> str:
-        """An element, to be read or written."""
+        """Return an element, to be read or written."""
         return f"{self.name(array)}[{offset(array, coordinates)}]"
 
     def load(self, array: Array, coordinates: Sequence[str]) -> str:
@@ -215,7 +215,7 @@ def aligned_coordinates(array: Array, coordinates: Sequence[str]) -> Sequence[st
 
 
 def unravelled(index: str, shape: Sequence[int], prefix: str) -> tuple[list[str], list[str]]:
-    """Statements that split an index into coordinates, and the coordinates' names.
+    """Return statements that split an index into coordinates, and the coordinates' names.
 
     >>> unravelled("e", (3, 5), "i")
     (['i32 i1 = e % 5;', 'i32 i0 = e / 5;'], ['i0', 'i1'])

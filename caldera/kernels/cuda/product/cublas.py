@@ -99,7 +99,10 @@ def _turned(product: Multiplication) -> Multiplication:
 
 
 def _by_call(product: Multiplication) -> list[Multiplication] | None:
-    """The products of single calls: the library takes one batch axis; None if these are many."""
+    """Return the products of single calls: the library takes one batch axis.
+
+    None if these are many.
+    """
     if len(product.batch) <= 1:
         return [product]
     if product.count // product.batch[-1].length > MOST_CALLS:

@@ -306,7 +306,7 @@ class EpilogueCode:
         return cls(product.dtype.name, product.epilogue, product.accumulation is not None)
 
     def text(self) -> str:
-        """Types T (stored) and S (computed), and `epilogue(x, row, column, given)`."""
+        """Return types T (stored) and S (computed), and `epilogue(x, row, column, given)`."""
         kind = computed_type(self.dtype)
         lines = []
         if self.accumulates:

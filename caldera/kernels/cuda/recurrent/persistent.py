@@ -172,7 +172,7 @@ def _workspace(node: Node) -> int:
 def source_of(
     node: Node, geometry: RecurrentGeometry, fields: KernelSignature, signature: KernelSignature
 ) -> str:
-    """The kernel: `fields` are the parameters that the cell has."""
+    """Return the kernel: `fields` are the parameters that the cell has."""
     cell = geometry.cell
     weights = STORED[node.attrs["body"].parameters[cell.weights].dtype.name]
     return (

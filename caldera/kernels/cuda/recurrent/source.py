@@ -55,7 +55,7 @@ class CellSource:
         return [leaf for leaf in self.cell.leaves if self._held(leaf.number) == held]
 
     def _found(self, phase: Phase) -> list[tuple[int, int, str]]:
-        """Numbers of outputs that are written at every step, vectors, and their values."""
+        """Return numbers of outputs that are written at every step, vectors, and their values."""
         return [
             (number, vector, value)
             for number, values in enumerate(self.cell.outputs)

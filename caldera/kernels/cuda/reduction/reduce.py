@@ -282,7 +282,7 @@ def _axes(node: Node) -> tuple[int, ...]:
 
 
 def workspace(node: Node) -> int:
-    """Bytes that the loop of a reduction needs."""
+    """Return bytes that the loop of a reduction needs."""
     return workspace_of(node.inputs[0].shape, _axes(node), [node.op.name])
 
 

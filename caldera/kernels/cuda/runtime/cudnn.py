@@ -153,7 +153,7 @@ class CudnnCall:
 def describe(
     graph: Any, role: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: Any
 ) -> Any:
-    """An input of a graph, called by its role; strides count elements."""
+    """Return an input of a graph, called by its role; strides count elements."""
     found = graph.tensor(
         name=f"tensor{role}", dim=list(shape), stride=list(strides), data_type=kind
     )

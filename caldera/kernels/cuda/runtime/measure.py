@@ -83,7 +83,7 @@ def measure(
 
 @lru_cache(maxsize=16)
 def _pattern(index: int, dtype: DType) -> np.ndarray:
-    """Numbers for the input of this index."""
+    """Return numbers for the input of this index."""
     return some_numbers((PATTERN,), dtype, np.random.default_rng(index))
 
 

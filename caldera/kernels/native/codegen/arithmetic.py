@@ -33,7 +33,10 @@ class Arithmetic:
     # --- constants and vectors
 
     def constant(self, value: Number, kind: ir.Type) -> RegisterValue:
-        """A Python number as a constant of this type; a scalar Value repeated to fit a vector."""
+        """Return a Python number as a constant of this type.
+
+        A scalar Value repeated to fit a vector.
+        """
         if isinstance(value, RegisterValue):
             if lanes(kind) > 1 and value.lanes == 1:
                 return self.splat(value, lanes(kind))
@@ -55,7 +58,7 @@ class Arithmetic:
         )
 
     def vector_of(self, values: Sequence[RegisterValue]) -> RegisterValue:
-        """Scalars as the lanes of a vector; the scalar itself if there is but one."""
+        """Return scalars as the lanes of a vector; the scalar itself if there is but one."""
         if len(values) == 1:
             return values[0]
         raw = ir.Constant(vector(values[0].type, len(values)), ir.Undefined)

@@ -257,8 +257,8 @@ class ElementPointer:
     def load(
         self, index: Number = 0, count: int = 1, mask: RegisterValue | None = None
     ) -> RegisterValue:
-        """The element with this index, or a vector of `count` from it on, with 0 in lanes that a
-        mask leaves out."""
+        """Return the element with this index, or a vector of `count` from it on, with 0 in lanes
+        that a mask leaves out."""
         return load_wide(self.k, self.place, index, count, self.name, mask)
 
     def store(self, index: Number, value: RegisterValue, mask: RegisterValue | None = None) -> None:

@@ -174,7 +174,7 @@ class Emitter(Arithmetic):
     def masked_vectors(
         self, end: RegisterValue, widths: Sequence[int], *, masked: bool = True
     ) -> Iterator[tuple[RegisterValue, int, RegisterValue | None]]:
-        """Loops like `vectors` from 0 on: (index, lanes, mask).
+        """Yield loops like `vectors` from 0 on: (index, lanes, mask).
 
         If `masked`, vectors of the first width, then one for the elements left before `end`, with a
         mask of the lanes that count: one vector instead of single elements.

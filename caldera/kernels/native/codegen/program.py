@@ -242,7 +242,10 @@ def _functions() -> tuple[Callable[[int, int, int], None], Callable[[int, int, i
 
 @lru_cache(maxsize=1)
 def _address_of_yield() -> int:
-    """The function by which a thread lets others run; 0 where the system has no such name."""
+    """Return the function by which a thread lets others run.
+
+    0 where the system has no such name.
+    """
     function = getattr(ctypes.CDLL(None), "sched_yield", None) if os.name == "posix" else None
     return ctypes.cast(function, ctypes.c_void_p).value or 0 if function is not None else 0
 

@@ -62,8 +62,8 @@ def natural_lanes(kind: ir.Type) -> int:
 
 
 def line_lanes(kind: ir.Type) -> int:
-    """Elements of a cache line, or of a vector register if that holds more: processors are slow to
-    write lines in pieces."""
+    """Return elements of a cache line, or of a vector register if that holds more: processors are
+    slow to write lines in pieces."""
     return max(natural_lanes(kind), CACHE_LINE // itemsize(kind))
 
 
@@ -129,11 +129,11 @@ class RegisterValue:
         return self.k.binary("fdiv", "", other, self)
 
     def __floordiv__(self, other: Number) -> RegisterValue:
-        """Division of integers that are not negative."""
+        """Return division of integers that are not negative."""
         return self.k.binary("", "sdiv", self, other)
 
     def __mod__(self, other: Number) -> RegisterValue:
-        """Remainder of integers that are not negative."""
+        """Return remainder of integers that are not negative."""
         return self.k.binary("", "srem", self, other)
 
     def __neg__(self) -> RegisterValue:

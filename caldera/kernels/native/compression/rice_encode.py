@@ -219,7 +219,7 @@ def _split(
 
 
 def get_word(k: Emitter, place: Pointer) -> RegisterValue:
-    """Four bytes as a number that is not negative."""
+    """Return four bytes as a number that is not negative."""
     return k.convert(RegisterValue(k, k.ir.load(place.raw, typ=I32, align=1)), I64, unsigned=True)
 
 
@@ -229,7 +229,7 @@ def put_word(k: Emitter, place: Pointer, value: RegisterValue) -> None:
 
 
 def load_wide(k: Emitter, place: Pointer) -> RegisterValue:
-    """Eight bytes."""
+    """Return eight bytes."""
     return RegisterValue(k, k.ir.load(place.raw, typ=I64, align=1))
 
 

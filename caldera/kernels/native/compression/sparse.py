@@ -106,7 +106,7 @@ def not_zero(vector: np.ndarray, begin: int = 0) -> tuple[np.ndarray, np.ndarray
 def merge_sorted(
     a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places (int32, increasing) and values of the sum of two vectors given the same way.
+    """Return places (int32, increasing) and values of the sum of two vectors given the same way.
 
     >>> import numpy as np
     >>> from caldera.kernels.native.compression import merge_sorted

@@ -31,12 +31,12 @@ MEMORY = 12e9
 
 
 def _moving(geometry: Geometry) -> float:
-    """Reading and writing the images once."""
+    """Return reading and writing the images once."""
     return (size(geometry.image) + size(geometry.output)) * geometry.dtype.itemsize / MEMORY
 
 
 def direct_seconds(node: Node) -> float:
-    """Direct convolution, forward or either gradient."""
+    """Return direct convolution, forward or either gradient."""
     geometry = Geometry.of(node)
     if node.op.name != "conv2d_weight":
         return _moving(geometry) + _correlating(packing(node))

@@ -44,7 +44,7 @@ def by_lanes() -> bool:
 
 
 def shapes() -> tuple[tuple[int, int], ...]:
-    """Tiles that fit into the registers: (pixels, vectors of channels)."""
+    """Return tiles that fit into the registers: (pixels, vectors of channels)."""
     if host_target().registers < 32:
         return ((6, 2), (4, 3), (10, 1))
     return ((5, 4), (7, 3), (8, 2), (12, 1)) if by_lanes() else ((6, 4), (8, 3), (12, 2), (12, 1))
@@ -242,7 +242,7 @@ class Packing:
         return -(-self.results // self.width)
 
     def panel(self, work: Correlation) -> int:
-        """Elements of a part's filters of a block."""
+        """Return elements of a part's filters of a block."""
         return work.taps[0] * work.taps[1] * work.channels * self.width
 
     @cached_property

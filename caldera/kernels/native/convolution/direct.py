@@ -123,7 +123,7 @@ class _PartNumbers:
 
     @classmethod
     def load_only(cls, k: Emitter, table: Pointer) -> _PartNumbers:
-        """The only row: it begins at the beginning of everything, which saves registers."""
+        """Return the only row: it begins at the beginning of everything, which saves registers."""
         zero = k.constant(0, I64)
         return replace(
             cls.load(table, zero),
@@ -147,7 +147,7 @@ def correlate(
     target: np.ndarray,
     scratch: np.ndarray,
 ) -> NativeCall:
-    """The correlations of `source` with packed filters, written to `target`; both are images
+    """Return the correlations of `source` with packed filters, written to `target`; both are images
     (N, C, H, W) whose channels lie side by side."""
     window, strips = packing.window, packing.strips
     of_source, of_target = steps(source), steps(target)
@@ -361,7 +361,7 @@ def _lengths(packing: Packing) -> list[int]:
 
 
 def workspace(node: Node) -> int:
-    """Bytes of packed filters and strips, and of images that have to be copied."""
+    """Return bytes of packed filters and strips, and of images that have to be copied."""
     return scratch_bytes(_lengths(packing(node)), Geometry.of(node).dtype) + staging_bytes(node)
 
 

@@ -203,7 +203,7 @@ def _distance(images: np.ndarray) -> int:
 
 
 def _packed(columns: Columns, filters: np.ndarray, target: np.ndarray) -> list[NativeCall]:
-    """Filters as rows (r, s, c) of a matrix."""
+    """Return filters as rows (r, s, c) of a matrix."""
     geometry = columns.geometry
     (rows, taps), channels = geometry.taps, geometry.channels
     of_output, of_input, of_row, of_column = steps(filters)
@@ -229,7 +229,7 @@ def _packed(columns: Columns, filters: np.ndarray, target: np.ndarray) -> list[N
 
 
 def _written(columns: Columns, partial: np.ndarray, out: np.ndarray) -> list[NativeCall]:
-    """The sum of all partial sums, rows (r, s, c) of a matrix, as (K, C, R, S)."""
+    """Return the sum of all partial sums, rows (r, s, c) of a matrix, as (K, C, R, S)."""
     geometry = columns.geometry
     (rows, taps), channels = geometry.taps, geometry.channels
     of_output, of_input, of_row, of_column = steps(out)

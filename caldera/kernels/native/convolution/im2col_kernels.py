@@ -45,7 +45,7 @@ class _Rows:
     columns: Pointer
 
     def place(self, pixel: RegisterValue) -> tuple[RegisterValue, RegisterValue, RegisterValue]:
-        """Image, row and column of an output pixel."""
+        """Return image, row and column of an output pixel."""
         n = self.n
         line = pixel // n.target_columns
         return line // n.target_rows, line % n.target_rows, pixel % n.target_columns

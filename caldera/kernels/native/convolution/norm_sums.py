@@ -59,7 +59,7 @@ def convolution_of(node: Node) -> Node:
 
 
 def _block_length(spec: Spec) -> int:
-    """Rows in a block."""
+    """Return rows in a block."""
     _, _, height, width = spec.shape
     rows = rows_of_image(height, width)
     return BLOCK_ROWS if rows is None else rows * width

@@ -111,7 +111,7 @@ def _product_of_pixels(node: Node) -> Node:
 
 
 def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Pixels by channels, or filters by channels."""
+    """Return pixels by channels, or filters by channels."""
     return shape[0] * shape[2] * shape[3], shape[1]
 
 

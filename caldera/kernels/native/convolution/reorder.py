@@ -193,7 +193,7 @@ def _scatter(
     blocks = (length + (lanes - 1)) // lanes
 
     def total(read: Pointer, count: int) -> RegisterValue:
-        """The sum of vectors of `count` elements."""
+        """Return the sum of vectors of `count` elements."""
         value = k.variable(k.constant(0.0, vector(read.type, count)))
         with k.loop(0, sums) as term:
             value.value = value.value + read.load(term * sum_step, count)
@@ -320,7 +320,7 @@ def _image_loops(one: np.ndarray, other: np.ndarray) -> tuple[CopyLoop, CopyLoop
 
 
 def copy_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
-    """Images (N, C, H, W), however they lie, as images channels last."""
+    """Return images (N, C, H, W), however they lie, as images channels last."""
     image, row, column = _image_loops(source, target)
     width = natural_lanes(computed_type(target.dtype.name))
     return gather(
@@ -336,7 +336,7 @@ def copy_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
 
 
 def write_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
-    """Images channels last as images that lie as `target` does."""
+    """Return images channels last as images that lie as `target` does."""
     image, row, column = _image_loops(source, target)
     return scatter(
         source,

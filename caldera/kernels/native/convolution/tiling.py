@@ -52,7 +52,7 @@ class PaddedImages:
 
 
 def padded_images(images: np.ndarray, start: Pair) -> dict[str, int]:
-    """Images (N, C, H, W) as a kernel is given them."""
+    """Return images (N, C, H, W) as a kernel is given them."""
     image_step, _, row_step, pixel_step = steps(images)
     return {
         "height": images.shape[2],
@@ -176,8 +176,8 @@ class StripPixels:
 def cut(
     work: Correlation, channels: int, item: int, wanted: int, *, pitch: int = 0, slack: int = 0
 ) -> Strips:
-    """At least `wanted` strips, if there are enough pixels, for a correlation whose input has
-    `channels` in all, of `item` bytes each."""
+    """Return at least `wanted` strips, if there are enough pixels, for a correlation whose input
+    has `channels` in all, of `item` bytes each."""
     height, width = work.target
     pitch = pitch or channels
     columns = (width - 1) * work.stride[1] + work.reach[1]

@@ -142,7 +142,7 @@ _Numbers = Annotated[
 
 
 def _write_call(gradient: WeightGradientTile, partial: np.ndarray, out: np.ndarray) -> NativeCall:
-    """The sum of all partial sums as (K, C, R, S)."""
+    """Return the sum of all partial sums as (K, C, R, S)."""
     work = gradient.work
     (rows, columns), step = work.taps, gradient.step
     of_output, of_input, of_row, of_column = steps(out)
@@ -352,7 +352,7 @@ def _layout(geometry: Geometry) -> DepthwiseGradient | WeightGradientTile:
 
 
 def workspace(node: Node) -> int:
-    """Bytes of partial sums and strips, and of images that have to be copied."""
+    """Return bytes of partial sums and strips, and of images that have to be copied."""
     geometry = Geometry.of(node)
     return scratch_bytes(_layout(geometry).lengths, geometry.dtype) + staging_bytes(node)
 

@@ -176,7 +176,7 @@ WORTH_JOINING = 1 << 13
 
 
 def vector_lanes(loop_body: LoopBody) -> int:
-    """Elements in a register of the widest type that is computed with."""
+    """Return elements in a register of the widest type that is computed with."""
     kinds = [computed_type(dtype) for dtype in loop_body.inputs]
     kinds += [computed_type(dtype) for _, dtype, *_ in loop_body.steps]
     widest = max((itemsize(kind) for kind in kinds), default=4)

@@ -255,7 +255,7 @@ def _differentiate_planes(
 
 
 def _specs(node: Node) -> tuple[Spec, Spec, Spec]:
-    """Sums, sums of a block, and factors: for each image."""
+    """Return sums, sums of a block, and factors: for each image."""
     image = node.outputs[0]
     images, channels = image.shape[:2]
     dtype = compute_dtype(image.dtype)

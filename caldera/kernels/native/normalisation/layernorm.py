@@ -186,7 +186,10 @@ class _Row:
 
 
 def _rows(arrays: list[Array], vectors: list[Array], axes: tuple[int, ...]) -> list[Strides] | None:
-    """The strides of the rows; None unless rows are dense, and samples in their usual order."""
+    """Return the strides of the rows.
+
+    None unless rows are dense, and samples in their usual order.
+    """
     first = arrays[0]
     others = _others(first.ndim, axes)
     for group in (others, axes):

@@ -78,7 +78,7 @@ class _Buffer:
         return self.place.load((channel + self.before) * self.unit, count)
 
     def window(self, channel: RegisterValue, count: int, length: int) -> RegisterValue:
-        """The sum over `length` channels from `before` below on."""
+        """Return the sum over `length` channels from `before` below on."""
         terms = [self.place.load((channel + i) * self.unit, count) for i in range(length)]
         return pairwise(terms)
 

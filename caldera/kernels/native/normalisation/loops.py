@@ -119,7 +119,7 @@ def _differentiate(
 def over_rows(
     k: Emitter, rows: tuple[Number, Number], channels: RegisterValue, kind: ir.Type
 ) -> Iterator[tuple[RegisterValue, RegisterValue, int]]:
-    """Loops over all channels of all rows, for a `for` statement: (row, channel, lanes)."""
+    """Yield loops over all channels of all rows, for a `for` statement: (row, channel, lanes)."""
     with k.loop(*rows) as row:
         for channel, count in k.vectors(0, channels, *shrinking(line_lanes(kind))):
             yield row, channel, count
@@ -167,7 +167,7 @@ def gradient_of_rows(
 def over_plane(
     k: Emitter, count: RegisterValue, kind: ir.Type
 ) -> Iterator[tuple[RegisterValue, int]]:
-    """Loops over the elements of a plane, several vectors at a time, for a `for` statement:
+    """Yield loops over the elements of a plane, several vectors at a time, for a `for` statement:
     (index, lanes)."""
     lanes = natural_lanes(kind)
     step = lanes * VECTORS_TOGETHER

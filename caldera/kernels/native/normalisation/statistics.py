@@ -61,7 +61,7 @@ class Operand(Protocol):
     """Rows of channels, or a plane: elements at a `Place`, some at a time."""
 
     def load(self, *place: Any, **more: Any) -> RegisterValue:
-        """The elements from a place on; the last argument is their number."""
+        """Return the elements from a place on; the last argument is their number."""
 
     def store(self, *place: Any, **more: Any) -> None:
         """Write elements from a place on; the last argument is their value."""
@@ -118,7 +118,7 @@ def pivoted_sums(
     pixels: RegisterValue,
     pivot: RegisterValue,
 ) -> tuple[RegisterValue, RegisterValue]:
-    """The sums over several planes of x less the pivot, and of the square of that."""
+    """Return the sums over several planes of x less the pivot, and of the square of that."""
 
     def terms(number: RegisterValue) -> OfVector:
         x = plane(number)
@@ -246,7 +246,7 @@ def _sums_in_memory(
 
 
 def _over_rows(k: Emitter, rows: tuple[Number, Number]) -> Iterator[list[RegisterValue]]:
-    """Loops over rows, a few at a time, for a `for` statement."""
+    """Yield loops over rows, a few at a time, for a `for` statement."""
     for row, count in k.vectors(*rows, _ROWS_TOGETHER, 1):
         yield [row + i for i in range(count)] if count > 1 else [row]
 
@@ -317,7 +317,7 @@ def _products(k: Emitter, found: Sequence[Terms]) -> RegisterValue:
 
 
 def pairwise(values: Sequence[RegisterValue]) -> RegisterValue:
-    """The sum of a few values, added up in pairs."""
+    """Return the sum of a few values, added up in pairs."""
     several = list(values)
     while len(several) > 1:
         pairs = [a + b for a, b in zip(several[::2], several[1::2], strict=False)]
@@ -331,7 +331,10 @@ def pairwise(values: Sequence[RegisterValue]) -> RegisterValue:
 def plane_sums(
     k: Emitter, count: RegisterValue, kind: ir.Type, terms: OfVector
 ) -> tuple[RegisterValue, RegisterValue]:
-    """Two sums over the elements of a plane, in float64; `terms(index, lanes)` is what to add."""
+    """Return two sums over the elements of a plane, in float64.
+
+    `terms(index, lanes)` is what to add.
+    """
     lanes = natural_lanes(kind)
     wide = vector(kind, lanes)
     step = lanes * VECTORS_TOGETHER
@@ -371,7 +374,7 @@ def finite_or_zero(k: Emitter, value: RegisterValue) -> RegisterValue:
 def moments(
     k: Emitter, one: RegisterValue, two: RegisterValue, pivot: RegisterValue, share: RegisterValue
 ) -> tuple[RegisterValue, RegisterValue]:
-    """Mean and variance (float64) from the sums of x - pivot and of its squares."""
+    """Return mean and variance (float64) from the sums of x - pivot and of its squares."""
     shift = one * share
     variance = two * share - shift * shift
     # Rounding may make it negative; a nan stays one.

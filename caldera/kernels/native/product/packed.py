@@ -93,7 +93,7 @@ _HEIGHTS = (8, 6, 4, 2, 1)
 
 
 def tile_for(rows: int, columns: int, dtype: str) -> tuple[int, int, int]:
-    """Lanes of a vector, vectors and rows of the tile for a result of this size."""
+    """Return lanes of a vector, vectors and rows of the tile for a result of this size."""
     widest = natural_lanes(computed_type(dtype))
     lanes = 1 << (min(widest, columns).bit_length() - 1)
     needed = -(-columns // lanes)
@@ -268,7 +268,7 @@ class _PackedBinder(Binder):
     def _packed_together(
         self, table: np.ndarray, length: int, cut: Blocking, parts: int, dtype: np.dtype
     ) -> Array:
-        """Memory for the right matrix, which a call before the product packs."""
+        """Return memory for the right matrix, which a call before the product packs."""
         tile, columns = tile_of(dtype.name), self.product.extent[1]
         shared = dense((max(1, shared_elements(columns, length, tile)),), dtype, self.scratch)
         self.calls.append(

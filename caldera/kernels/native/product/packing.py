@@ -94,7 +94,7 @@ class Blocking:
 
 
 def shared_elements(columns: int, length: int, tile: RegisterTile) -> int:
-    """Elements of memory for the right matrix, packed by all threads together."""
+    """Return elements of memory for the right matrix, packed by all threads together."""
     return length * _up(columns, tile.width)
 
 
@@ -392,7 +392,7 @@ class Unpacked:
     is_next: RegisterValue
 
     def lines(self, k: Emitter, share: RegisterValue, terms: RegisterValue) -> Lines:
-        """The share with this number, of `terms` rows."""
+        """Return the share with this number, of `terms` rows."""
         line, group = line_lanes(self.corner.type), group_of(self.corner)
         if self.flipped:
             first = self.corner.at(share * group * self.leading)

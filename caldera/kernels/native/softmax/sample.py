@@ -165,7 +165,7 @@ class Sample:
     def each(
         self, begin: Number = 0, end: Number | None = None
     ) -> Iterator[tuple[RegisterValue, int]]:
-        """Loops over the classes for a `for` statement: (class, lanes)."""
+        """Yield loops over the classes for a `for` statement: (class, lanes)."""
         end = self.classes if end is None else end
         if self.across:
             with self.k.loop(begin, end) as index:
@@ -174,7 +174,7 @@ class Sample:
             yield from self.k.vectors(begin, end, *shrinking(self.together))
 
     def largest(self, value: Place) -> RegisterValue:
-        """The maximum over the classes; a nan among them is the maximum."""
+        """Return the maximum over the classes; a nan among them is the maximum."""
         k = self.k
         found = k.variable(-float("inf"), vector(self.kind, self.together))
         for index, count in self.each():
@@ -189,7 +189,7 @@ class Sample:
         )
 
     def sum(self, value: Place) -> RegisterValue:
-        """The sum over the classes."""
+        """Return the sum over the classes."""
         k = self.k
         total = k.variable(0.0, vector(F64, self.samples))
         block = k.variable(0.0, vector(self.kind, self.together))
@@ -278,7 +278,7 @@ class _Full:
     def at(
         self, k: Emitter, block: RegisterValue, sample: RegisterValue, dense: bool | None
     ) -> ClassOperand:
-        """The operand of a sample; `dense` is None where vectors hold classes."""
+        """Return the operand of a sample; `dense` is None where vectors hold classes."""
         base = self.base.at(block * self.far + sample * self.apart)
         if dense is None:
             return ClassOperand(k, base, None, None)

@@ -218,7 +218,7 @@ def _split(write: Any, pair: Any) -> Any:
 
 
 def _as_index(write: Any, pair: Any) -> str:
-    """Positions: ONNX takes int32 and int64 only."""
+    """Return positions: ONNX takes int32 and int64 only."""
     name = write.name(pair)
     if pair.spec.dtype in (int32, int64):
         return name

@@ -153,7 +153,7 @@ class Clocked(Protocol):
     """Tiling that estimates its time."""
 
     def clocks(self) -> float:
-        """Clocks of a multiprocessor."""
+        """Return clocks of a multiprocessor."""
 
 
 T = TypeVar("T", bound=Clocked)

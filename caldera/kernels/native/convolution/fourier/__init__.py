@@ -140,7 +140,7 @@ class _Calls:
         return kernel.call(given=values, parts=layout.points // 2, **parameters)
 
     def transform_filters(self, kernel: NativeKernel, filters: np.ndarray) -> NativeCall:
-        """Filters to points, or points to filters."""
+        """Return filters to points, or points to filters."""
         layout, constants = self.layout, self.constants
         taps = layout.geometry.taps
         is_back = kernel is kernels.filter_taps
@@ -157,7 +157,7 @@ class _Calls:
         return kernel.call(given=values, parts=layout.workers)
 
     def blocks(self) -> list[tuple[int, int]]:
-        """First and last tile of each block."""
+        """Return first and last tile of each block."""
         layout = self.layout
         starts = range(0, layout.tiles, layout.block)
         return [(start, min(start + layout.block, layout.tiles)) for start in starts]

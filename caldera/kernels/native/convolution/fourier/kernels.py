@@ -122,12 +122,12 @@ class FourierTiling(TiledLayout):
         return min((each for each in LENGTHS if each > widest), key=self._seconds)
 
     def steps(self, length: int) -> tuple[int, int]:
-        """Rows and columns of outputs that a tile has."""
+        """Return rows and columns of outputs that a tile has."""
         rows, columns = self.geometry.taps
         return length - rows + 1, length - columns + 1
 
     def grid(self, length: int) -> tuple[int, int]:
-        """Tiles from top to bottom and from left to right."""
+        """Return tiles from top to bottom and from left to right."""
         shape = self.geometry.image if self.is_gradient else self.geometry.output
         rows, columns = self.steps(length)
         return -(-shape[2] // rows), -(-shape[3] // columns)

@@ -54,8 +54,8 @@ from caldera.kernels.table import Call, Runner
 def pack_filters(
     planes: PlaneCorrelation, filters: np.ndarray, target: np.ndarray, strides: tuple[int, ...]
 ) -> NativeCall:
-    """Filters as [block][channel][row][column][output channel]. `filters` begins at the first tap;
-    `strides` lead to the next output channel, input channel, row and column of taps."""
+    """Return filters as [block][channel][row][column][output channel]. `filters` begins at the
+    first tap; `strides` lead to the next output channel, input channel, row and column of taps."""
     work, width = planes.work, planes.tile[0]
     rows, columns = work.taps
     of_output, of_input, of_row, of_column = strides
@@ -105,7 +105,7 @@ def correlate(
     target: np.ndarray,
     scratch: np.ndarray,
 ) -> NativeCall:
-    """The correlation of `source` with packed filters, written to `target`; both are images
+    """Return the correlation of `source` with packed filters, written to `target`; both are images
     (N, C, H, W) whose pixels follow each other, channels last."""
     work, own = planes.work, steps(target)
     numbers = {
@@ -327,7 +327,7 @@ def _sum(
 
 
 def _write_call(planes: PlaneCorrelation, partial: np.ndarray, out: np.ndarray) -> NativeCall:
-    """The sum of all lanes of all partial sums as (K, C, R, S)."""
+    """Return the sum of all lanes of all partial sums as (K, C, R, S)."""
     results, taps = planes.sum_tile
     groups = -(-planes.terms // taps)
     places = np.arange(out.size).reshape(out.shape)
@@ -393,7 +393,7 @@ def _supports(node: Node) -> bool:
 
 
 def _lengths(node: Node, planes: PlaneCorrelation) -> list[int]:
-    """Partial sums or packed filters, and the planes of all workers."""
+    """Return partial sums or packed filters, and the planes of all workers."""
     if node.op.name == "conv2d_weight":
         return [planes.sums * planes.sum_size, planes.sums * planes.scratch]
     return [planes.filters, planes.parts * planes.scratch]

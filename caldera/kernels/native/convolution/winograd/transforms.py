@@ -26,7 +26,9 @@ SIZES = (2, 4)
 
 
 def reach(size: int) -> int:
-    """The pixels along an axis that a tile of `size` outputs sees; also its number of points.
+    """Return the pixels along an axis that a tile of `size` outputs sees.
+
+    Also its number of points.
 
     >>> reach(2), reach(4)
     (4, 6)
