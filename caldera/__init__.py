@@ -14,6 +14,14 @@ if "-m caldera " in f"{' '.join(sys.orig_argv[:8])} " and sys.argv[0] == "-m":
     # `python -m caldera` puts the current folder first, where a file may be called random.py.
     sys.path[:1] = [each for each in sys.path[:1] if each != os.getcwd() or sys.flags.safe_path]
 
+from caldera.base.import_path import remove_hiding_folder as _remove_hiding_folder
+from caldera.base.import_path import restore as _restore
+
+if sys.flags.safe_path:
+    _removed = []
+else:
+    _removed = _remove_hiding_folder()
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -179,16 +187,21 @@ _provide("nn.SkipGram", "caldera.code.skip_gram", "SkipGram")
 
 def _found(name: str) -> Any:
     value: Any
-    if name in _PACKAGES:
-        value = import_module(f"caldera.{name}")
-    else:
-        module, attribute = _LATER[name]
-        value = getattr(import_module(module), attribute)
+    removed = _remove_hiding_folder()
+    try:
+        if name in _PACKAGES:
+            value = import_module(f"caldera.{name}")
+        else:
+            module, attribute = _LATER[name]
+            value = getattr(import_module(module), attribute)
+    finally:
+        _restore(removed)
     globals()[name] = value
     return value
 
 
 _answer_foreign(globals(), _found)
+_restore(_removed)
 
 
 def __dir__() -> list[str]:

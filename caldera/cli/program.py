@@ -24,8 +24,18 @@ import caldera
 from caldera.base.registry import nearest
 from caldera.cli import commands
 from caldera.cli.command import INTERRUPTED, Command, Parser, UsageError, flags
+from caldera.data.tables.reading import is_table_file
 from caldera.errors import CalderaError, ConfigError
 
+_OTHER_NAMES = {
+    "fit": "train",
+    "evaluate": "eval",
+    "test": "eval",
+    "infer": "predict",
+    "optimize": "search",
+    "version": "--version",
+    "help": "--help",
+}
 FAILED = 1
 WRONG_USAGE = 2
 NO_READER = 141
@@ -95,8 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
-            # A terminal without Unicode shows a question mark instead of a letter it lacks.
+        if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            # A terminal without Unicode shows a question mark instead of a letter it lacks. The
+            # latter is the default of the C locale.
             stream.reconfigure(errors="replace")
     where = "caldera"
     name = next((word for word in words if not word.startswith("-")), None)
@@ -130,7 +141,7 @@ def _run(words: list[str], name: str | None, table: dict[str, Command]) -> int:
     parser, parsers = make_parsers(table)
     if name is not None and name not in table:
         raise UsageError.build(
-            name, expected="a command", got="another word", hint=nearest(name, table)
+            name, expected="a command", got="another word", hint=_meant(name, table)
         )
     try:
         given, unknown = parser.parse_known_args(words)
@@ -143,6 +154,24 @@ def _run(words: list[str], name: str | None, table: dict[str, Command]) -> int:
         return WRONG_USAGE
     given.words = words
     return table[name].run(given)
+
+
+def _meant(word: str, table: dict[str, Command]) -> str:
+    """Return the hint for a word that is no command: a file, another name, or a spelling.
+
+    >>> _meant("fit", {}), _meant("my.csv", {})
+    ("did you mean 'train'?", 'did you mean caldera train --data my.csv, or caldera doctor my.csv?')
+    """
+    if word in _OTHER_NAMES:
+        return f"did you mean {_OTHER_NAMES[word]!r}?"
+    suffix = Path(word).suffix.lower()
+    if suffix == ".caldera":
+        return f"did you mean caldera predict {word} INPUT, or caldera eval {word}?"
+    if suffix == ".toml":
+        return f"did you mean caldera train {word}?"
+    if is_table_file(word):
+        return f"did you mean caldera train --data {word}, or caldera doctor {word}?"
+    return nearest(word, table)
 
 
 def make_parsers(table: dict[str, Command]) -> tuple[Parser, dict[str, Parser]]:

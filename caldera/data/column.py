@@ -146,7 +146,7 @@ class Column:
 
         >>> column = Column("width", "number", 0).trained_on(np.arange(101.0))
         >>> column.drift(np.arange(101.0)), column.drift(np.arange(101.0) + 50)
-        (0.0, 0.5148514851485149)
+        (0.0, 0.504950495049505)
         """
         if not self.seen or self.kind == "text":
             return 0.0

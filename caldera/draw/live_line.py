@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from caldera.base.formatting import html_text
+from caldera.base.formatting import html_table, html_text, table_lines
 from caldera.base.registry import optional_import
 
 
@@ -37,22 +38,33 @@ def print_line(console: Any, line: str) -> None:
 class NotebookLine:
     """Counterpart of `rich.live.Live` that requires only IPython, not widgets.
 
-    `stop` removes its output, so that a saved notebook keeps the printed lines, and not the last
-    state of a bar.
+    Rows of results are one table above the line, in the same output. `stop` removes the line, so
+    that a saved notebook keeps the table, and not the last state of a bar.
     """
 
     def __init__(self) -> None:
         shell = optional_import("IPython.display", "ipython", "progress")
-        self._handle = shell.display(_shown(""), raw=True, display_id=True)
+        self._rows: list[Mapping[str, str]] = []
+        self._handle = shell.display(self._shown(""), raw=True, display_id=True)
+
+    def add(self, row: Mapping[str, str]) -> None:
+        """Add a row of texts by the names of their columns, and clear the line."""
+        self._rows.append(row)
+        self.update("")
 
     def update(self, text: Any, *, refresh: bool = True) -> None:
         """Show this text, of `rich` or plain."""
-        self._handle.update(_shown(str(text)), raw=True)
+        self._handle.update(self._shown(str(text)), raw=True)
 
     def stop(self) -> None:
-        """Leave the place empty."""
+        """Remove the line."""
         self.update("")
 
-
-def _shown(text: str) -> dict[str, str]:
-    return {"text/plain": text, "text/html": html_text(text) if text else ""}
+    def _shown(self, text: str) -> dict[str, str]:
+        plain, html = [text] if text else [], html_text(text) if text else ""
+        if self._rows:
+            head = list(dict.fromkeys(name for row in self._rows for name in row))
+            rows = [[row.get(name, "") for name in head] for row in self._rows]
+            plain = [*table_lines([head, *rows]), *plain]
+            html = html_table(head, rows, numbers=range(len(head))) + html
+        return {"text/plain": "\n".join(plain), "text/html": html}

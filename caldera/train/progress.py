@@ -15,7 +15,7 @@ import numpy as np
 
 from caldera.base.arguments import shown
 from caldera.base.registry import optional_import
-from caldera.draw.live_line import live_line, print_line
+from caldera.draw.live_line import NotebookLine, live_line, print_line
 from caldera.errors import ConfigError
 from caldera.train.callbacks import Callback
 from caldera.train.tracking.history import shown_number
@@ -112,13 +112,16 @@ class Progress(Callback):
         row = run.history.rows[-1]
         seconds = row.pop("seconds", None)
         epoch = row.pop("epoch")
-        parts = [f"epoch {epoch + 1}/{run.epochs}", *_values(row)]
-        if seconds is not None:
-            parts.append(f"{seconds:.1f} s")
+        costs = {} if seconds is None else {"time": f"{seconds:.1f} s"}
         rate = self._pace.samples_a_second(self._clock(), None)
         if rate:
-            parts.append(f"{rate:,.0f} samples/s")
-        self._print("  ".join(parts))
+            costs["speed"] = f"{rate:,.0f} samples/s"
+        values = {"epoch": f"{epoch + 1}/{run.epochs}", **_shown_values(row)}
+        if isinstance(self._live, NotebookLine):
+            self._live.add(values | costs)
+        else:
+            said = [f"{name} {value}" for name, value in values.items()]
+            self._print("  ".join([*said, *costs.values()]))
 
     def run_ends(self, run: Run) -> None:
         self._next = float("inf")
@@ -223,11 +226,15 @@ def _where(run: Run) -> str:
 
 def _values(results: dict[str, Any]) -> list[str]:
     """Return the results that are single numbers, with their names."""
-    return [
-        f"{name} {shown_number(value)}"
+    return [f"{name} {value}" for name, value in _shown_values(results).items()]
+
+
+def _shown_values(results: dict[str, Any]) -> dict[str, str]:
+    return {
+        name: shown_number(value)
         for name, value in results.items()
         if isinstance(value, int | float)
-    ]
+    }
 
 
 def _duration(seconds: float) -> str:

@@ -91,6 +91,10 @@ def test_no_command_shows_the_help(caldera: Caldera) -> None:
         ("train no.toml", 1, "no such file"),
         ("train --data no.csv", 1, "no.csv"),
         ("eval", 2, "see caldera eval --help"),
+        ("fit --epochs 3", 2, "did you mean 'train'?"),
+        ("mine.csv", 2, "did you mean caldera train --data mine.csv, or caldera doctor mine.csv?"),
+        ("old.caldera", 2, "did you mean caldera predict old.caldera INPUT"),
+        ("mine.toml", 2, "did you mean caldera train mine.toml?"),
         ("eval no.caldera", 1, "no.caldera"),
         ("summary lenet4", 2, "did you mean 'lenet5'?"),
         ("graph mlp --out graph.png", 2, "ends in .svg"),
@@ -207,7 +211,7 @@ def test_letters_that_a_terminal_lacks_become_question_marks(
 ) -> None:
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "K\u00f6ln.png")
     shown = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, "ascii"))
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, "ascii", "surrogateescape"))
     done = caldera("predict", trained / "digits.caldera", tmp_path)
     assert done.status == 0, done.err
     assert b"\nK?ln.png," in shown.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -41,9 +42,11 @@ def test_every_object_has_its_picture_or_table(outputs: list[list[Any]]) -> None
     assert svg.startswith("<svg")
 
 
-def test_training_leaves_a_line_an_epoch_and_no_bar(outputs: list[list[Any]]) -> None:
-    texts = "".join(each.text for each in outputs[2] if each.output_type == "stream")
-    lines = texts.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
-    assert all("\u2501" not in line for line in lines)
-    assert [text for text in shown(outputs[2], "text/plain") if text] == []
+def test_training_leaves_one_table_of_its_epochs_and_no_bar(outputs: list[list[Any]]) -> None:
+    assert [each.output_type for each in outputs[2]] == ["display_data"]
+    (html,) = shown(outputs[2], "text/html")
+    assert re.findall(r"<tr><td[^>]*>([^<]*)<", html) == ["1/2", "2/2"]
+    assert all(f">{name}</th>" in html for name in ("loss", "val_accuracy", "time"))
+    (text,) = shown(outputs[2], "text/plain")
+    assert len(text.splitlines()) == 3
+    assert "\u2501" not in html + text

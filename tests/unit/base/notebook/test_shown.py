@@ -163,6 +163,11 @@ def test_progress_in_a_notebook_is_one_line_that_changes(
     line.stop()
     assert display.told == ["epoch 1/2 <b>", ""]
     assert capsys.readouterr().out == "epoch 1/2  loss 0.5\n"
+    line.add({"epoch": "1/2", "loss": "0.5"})
+    line.update("moving")
+    line.add({"epoch": "2/2", "loss": "0.25"})
+    table = "epoch  loss\n  1/2   0.5"
+    assert display.told[2:] == [table, f"{table}\nmoving", f"{table}\n  2/2  0.25"]
 
 
 def test_a_log_has_no_live_line() -> None:
