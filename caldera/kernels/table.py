@@ -108,6 +108,8 @@ class KernelTable:
     version: int = 0
     rooms: dict[str, str] = field(default_factory=dict)
     """By family, the module that registers its kernels when it is imported."""
+    later: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """By op and family, the modules to import when the kernels of the op are first needed."""
     _kernels: dict[tuple[str, str], list[Kernel]] = field(default_factory=dict)
 
     def add(self, kernel: Kernel) -> None:
@@ -146,7 +148,7 @@ class KernelTable:
 
     def has(self, op: str, family: str) -> bool:
         """Return True if any kernel is registered for this op."""
-        return bool(self.kernels(op, family))
+        return (op, family) in self.later or bool(self.kernels(op, family))
 
     def candidates(
         self,
@@ -183,6 +185,10 @@ class KernelTable:
         """Return all kernels for an op, by decreasing priority."""
         if family == "cpu" and family in self.rooms:
             self.load(family)
+        for module in self.later.get((op, family), ()):
+            import_module(module)
+        # Removed afterwards, as in `load`.
+        self.later.pop((op, family), None)
         return tuple(self._kernels.get((op, family), ()))
 
     def names(self, op: str, family: str) -> list[str]:
