@@ -35,5 +35,5 @@ LATER = {
     ),
     (f"{_HERE}.collective",): ("all_sum", "collective_finish", "collective_start", "turn"),
 }
-"""Modules, and the ops that they alone have kernels for besides the reference."""
+"""Modules with the ops whose native kernels they contain."""
 TABLE.later |= {(op, "cpu"): modules for modules, ops in LATER.items() for op in ops}
