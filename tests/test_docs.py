@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
@@ -76,6 +77,8 @@ def test_the_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}
     text = (PAGES / f"{page}.md").read_text()
+    if "gfortran" in text and shutil.which("gfortran") is None:
+        pytest.skip("needs gfortran")
     if "memory_limit" in text:
         # What earlier tests left counts as well.
         forget_plans()

@@ -83,6 +83,16 @@ def _physics(names: Names) -> str:
     return figure_svg(charts)
 
 
+def _export(names: Names) -> str:
+    times = names["step"] * np.arange(len(names["observed"]))
+    found = {"full model": "observed", "with the network": "fitted", "without it": "plain"}
+    lines = [
+        _line(label, times, [state[0] for state in names[key]], place, bare=True)
+        for (label, key), place in zip(found.items(), (6, 0, 1), strict=True)
+    ]
+    return figure_svg([_chart("the first slow variable", "time", lines)])
+
+
 def _generative(names: Names) -> str:
     kinds = {
         "the data": names["ring"],
@@ -130,6 +140,7 @@ def _troubleshooting(names: Names) -> str:
 
 
 PICTURES: Mapping[str, Callable[[Names], str]] = {
+    "guides/export": _export,
     "guides/generative": _generative,
     "guides/imbalance": _imbalance,
     "guides/notebooks": _curves,

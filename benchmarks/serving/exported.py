@@ -118,13 +118,15 @@ def main() -> None:
     parser.add_argument("--out", default="")
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         program = compiled(Path(name), given.torch)
         for each in given.networks.split(","):
             folder = Path(name) / each
             folder.mkdir()
             rows += measure(program, folder, each, given.torch)
-    result = {"machine": platform.machine(), "onnxruntime": onnxruntime.__version__, "rows": rows}
+    facts = {"machine": platform.machine(), "onnxruntime": onnxruntime.__version__}
+    result = {**facts, "load": load, "rows": rows}
     text = json.dumps(result, indent=1)
     Path(given.out).write_text(text + "\n") if given.out else print(text)
 
