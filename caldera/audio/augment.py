@@ -17,7 +17,7 @@ MOST_SNR = 1000
 
 
 def add_noise(samples: Any, noise: Any, snr: float, seed: int = 0) -> np.ndarray:
-    """Samples with noise that is `snr` decibels below them, of a part of the noise that is drawn.
+    """Add a randomly drawn part of the noise, `snr` decibels below the samples.
 
     >>> import numpy as np
     >>> from caldera import audio

@@ -82,7 +82,7 @@ def mel_spectrogram(
     window: str = "hann",
     center: bool = True,
 ) -> Expr:
-    """The power of `bins` triangular bands, evenly spaced in mel: (..., frames, bins), as librosa.
+    """Return the power of `bins` triangular mel bands: (..., frames, bins), as librosa.
 
     >>> import caldera as cd
     >>> from caldera import audio, op
@@ -95,7 +95,7 @@ def mel_spectrogram(
 
 
 def power_spectrum(spectrum: Any) -> Expr:
-    """|z|^2, with a derivative at 0.
+    """Compute |z|^2, with a derivative at 0.
 
     >>> import caldera as cd
     >>> from caldera import audio
@@ -106,7 +106,7 @@ def power_spectrum(spectrum: Any) -> Expr:
 
 
 def power_to_db(power: Any, floor: float = 1e-10, range_db: float | None = 80.0) -> Expr:
-    """10 log10(power), not below `floor`, nor `range_db` below the largest of all.
+    """Compute 10 log10(power), at least `floor` and within `range_db` of the largest of all.
 
     >>> import caldera as cd
     >>> from caldera import audio
@@ -129,7 +129,7 @@ def fbank(
     preemphasis: float = 0.97,
     window: str = "povey",
 ) -> Expr:
-    """The logarithms of the power in `bins` mel bands, as Kaldi has them: (..., frames, bins).
+    """Return the logarithms of the power in `bins` mel bands, as Kaldi: (..., frames, bins).
 
     Lengths are in seconds; a `high` of 0 or less is counted down from half the rate.
 
@@ -202,7 +202,7 @@ def cepstra(bands: Any, count: int, lifter: float = 0.0) -> Expr:
 
 
 def deltas(x: Any, order: int = 2, window: int = 2) -> Expr:
-    """Features with their first `order` derivatives in time behind them, as Kaldi's `add-deltas`.
+    """Append the first `order` derivatives in time to features, as Kaldi's `add-deltas`.
 
     >>> import caldera as cd
     >>> from caldera import audio

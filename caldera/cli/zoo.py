@@ -65,7 +65,7 @@ def make_layers(
     input_shape: Sequence[int] | None = None,
     classes: int | None = None,
 ) -> list[Layer]:
-    """The layers of a network for samples of this shape, or of the shape it was published with.
+    """Build the layers of a network for samples of this shape, or of the published shape.
 
     >>> layers = make_layers("mlp", {"hidden": [8]}, (1, 4, 4), 3)
     >>> layers[-1].units

@@ -22,7 +22,7 @@ MOST_STATEMENTS = 1 << 27
 
 
 def flow_edges(functions: Sequence[Function]) -> list[Edge]:
-    """Which statements of a module depend on each other, each pair once.
+    """Return the pairs of statements of a module that depend on each other, each once.
 
     Statements are counted through all functions.
 

@@ -392,7 +392,7 @@ def sum_sparse(
     algorithm: str = "auto",
     link: Link | None = None,
 ) -> Sum:
-    """As `sparse_allreduce` with any coding; all ranks expect the same number of places."""
+    """Sum sparse vectors with any coding; all ranks expect the same number of places."""
     if algorithm == "auto":
         bits = coding.code.bits(expected)
         algorithm = fastest(vector.length, expected, communicator.size, bits, link)

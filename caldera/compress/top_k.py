@@ -42,7 +42,7 @@ def in_blocks(vectors: Sequence[np.ndarray], count: int, block: int) -> list[np.
 
 
 def exact(vectors: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
-    """For each vector, the places of its elements that are among the `count` largest of all.
+    """Return the indices of the `count` largest elements of each vector.
 
     >>> import numpy as np
     >>> exact([np.array([1.0, -7.0]), np.array([3.0, 9.0])], 2)
@@ -52,7 +52,7 @@ def exact(vectors: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
 
 
 def sampled(vectors: Sequence[np.ndarray], count: int, offset: int) -> list[np.ndarray]:
-    """As `exact`, with a threshold from a sample: about `count` elements, found in less time.
+    """Return about `count` of the largest elements, by a threshold from a sample.
 
     Every so-manieth element is in the sample, from `offset` on.
     """

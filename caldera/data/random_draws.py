@@ -106,7 +106,7 @@ class Draw:
         return flat.reshape(samples, numbers)
 
     def whole(self, samples: int, below: tuple[int, ...]) -> NDArray[Any]:
-        """Whole numbers from 0 to each of `below`, which is left out: (samples, len(below))."""
+        """Return integers from 0 up to, without, each of `below`: (samples, len(below))."""
         # In float64 the product is exact, so it never reaches the bound by rounding.
         scaled = self.uniform(samples, len(below)).astype(np.float64) * below
         return scaled.astype(np.int64)

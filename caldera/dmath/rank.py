@@ -274,7 +274,7 @@ class RankProgram:
         self._plan: Plan | None = None
 
     def run(self, numbers: Sequence[int], values: Sequence[Tensor]) -> list[Tensor]:
-        """Its outputs for the arrays with these numbers, of which it has these parts."""
+        """Return the program's outputs for the arrays with these numbers."""
         given = list(zip(self._leaves, values, strict=True))
         for each in self._fetches:
             own = values[each.leaf].numpy()
@@ -341,7 +341,7 @@ class Rank:
         self._definitions[number] = definition
 
     def undefine(self, number: int) -> None:
-        """A program is not run any more."""
+        """Discard a program."""
         self._definitions.pop(number, None)
         self._programs.pop(number, None)
 

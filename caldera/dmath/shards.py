@@ -199,7 +199,7 @@ def _saved(raw: Any) -> Saved:
 
 @service
 def unseen_folder(rank: Rank, path: str, nonce: str) -> str:
-    """The reason why a rank does not see the file of a proof; see `FolderProof`."""
+    """Return the reason why a rank does not see the file of a proof; see `FolderProof`."""
     return unseen({"path": path, "nonce": nonce})
 
 
@@ -330,7 +330,7 @@ def to_dask(array: Any) -> Any:
 
 
 def to_pandas(array: Any, columns: Sequence[Any] | None = None, index: Any = None) -> Any:
-    """A frame of pandas, whole; a vector is a series."""
+    """Return the whole array as a pandas frame; a vector becomes a series."""
     pandas = optional_import("pandas", "pandas", "dm.Array.to_pandas")
     if array.ndim not in (1, 2):
         raise ShapeError.build(

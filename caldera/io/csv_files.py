@@ -344,7 +344,7 @@ class TableWriter:
 
 
 def without_formulas(value: Any) -> Any:
-    """A field of a CSV file that no spreadsheet takes for a formula: an apostrophe before its sign.
+    """Escape a CSV field that spreadsheets would read as a formula, by an apostrophe.
 
     Numbers stay as they are, also as texts.
 

@@ -197,7 +197,7 @@ class EventFile:
         self._write(0, text(3, "brain.Event:2"))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers by tag."""
+        """Write numbers by tag."""
         self._summary(step, [scalar(tag, value) for tag, value in values.items()])
 
     def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
@@ -205,7 +205,7 @@ class EventFile:
         self._summary(step, [histogram(tag, array) for tag, array in values.items()])
 
     def texts(self, step: int, values: Mapping[str, str]) -> None:
-        """Texts in Markdown, by tag."""
+        """Write texts in Markdown, by tag."""
         self._summary(step, [words(tag, content) for tag, content in values.items()])
 
     def hyper_parameters(self, settings: Mapping[str, Setting]) -> None:
@@ -220,7 +220,7 @@ class EventFile:
         self._summary(0, [_of_hparams("_hparams_/session_end_info", ended)])
 
     def graph(self, nodes: Iterable[GraphNode]) -> None:
-        """The graph of this run."""
+        """Write the graph of this run."""
         self._write(0, graph(nodes))
 
     def restart(self, step: int) -> None:

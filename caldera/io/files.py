@@ -26,7 +26,7 @@ Read: TypeAlias = Callable[[IO[bytes], Shape, DType, str], T]
 
 @contextmanager
 def opened(path: Source, mode: str, where: str, **options: Any) -> Iterator[IO[Any]]:
-    """A file open for reading; a path that cannot be opened is a `DataError`.
+    """Open a file for reading; a path that cannot be opened is a `DataError`.
 
     >>> with opened("no/such/file.csv", "r", "read_csv"):
     ...     pass

@@ -82,7 +82,7 @@ class Recurrence(Layer):
         return new if len(new) > 1 else new[0]
 
     def first_states(self, given: Any, count: int) -> tuple[Expr, ...]:
-        """The states to begin with: those given, (N, units) each, else zeros."""
+        """Return the initial states: those given, (N, units) each, else zeros."""
         wanted, dtype = self.states_held * len(self._weights), self._weights[0].input_weight.dtype
         if isinstance(given, Expr):
             given = tuple(given) if given.ndim == 3 else (given,)

@@ -13,7 +13,9 @@ _TINY = 1e-12
 
 
 def gradient_penalty(function: Callable[[Expr], Expr], x: Any, *, norm: float | None = 1.0) -> Expr:
-    """Squared difference of a function's slope at each sample from `norm`: (|df/dx| - norm)^2.
+    """Return the squared difference between a function's slope at each sample and `norm`.
+
+    The penalty is (|df/dx| - norm)^2.
 
     This is the penalty of WGAN-GP (Gulrajani et al., 2017); with `norm=None` it is |df/dx|^2, R1
     (Mescheder et al., 2018). It can be differentiated again, and so be a part of a loss. The

@@ -141,7 +141,7 @@ def is_tracing() -> bool:
 
 @contextmanager
 def trace(**circumstances: Any) -> Iterator[Context]:
-    """Layers called inside are written down under these circumstances (see `Context`).
+    """Record the layers called in the block, with these options (see `Context`).
 
     >>> import caldera as cd
     >>> from caldera import nn, op
@@ -157,7 +157,7 @@ def trace(**circumstances: Any) -> Iterator[Context]:
 
 @contextmanager
 def resumed(now: Context) -> Iterator[Context]:
-    """Layers called inside are written down in this context."""
+    """Record the layers called in the block in this context."""
     token = _current.set(now)
     try:
         yield now

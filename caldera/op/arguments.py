@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def as_number(value: Any, name: str, op: str, *, above: float | None = None) -> float:
-    """A number that is fixed when the expression is written, larger than `above` if that is given.
+    """Return a constant number, larger than `above` if that is given.
 
     >>> as_number(1, "delta", "huber", above=0)
     1.0

@@ -183,7 +183,7 @@ def minimum(a: Any, b: Any) -> Expr:
 
 
 def clip(x: Any, low: Any = None, high: Any = None) -> Expr:
-    """`x`, but at least `low` and at most `high`; None leaves that side open.
+    """Limit `x` to at least `low` and at most `high`; None leaves that side open.
 
     It is `minimum(maximum(x, low), high)`: the derivative is 1 between the bounds, 0 outside and
     one half on them.

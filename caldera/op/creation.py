@@ -35,7 +35,7 @@ Sizes = int | Sequence[int]
 
 
 def zeros(shape: Sizes, dtype: Any = "float32") -> Expr:
-    """0 everywhere.
+    """Return an array of zeros.
 
     >>> from caldera import op
     >>> op.zeros((2, 2)).tolist()
@@ -45,7 +45,7 @@ def zeros(shape: Sizes, dtype: Any = "float32") -> Expr:
 
 
 def ones(shape: Sizes, dtype: Any = "float32") -> Expr:
-    """1 everywhere.
+    """Return an array of ones.
 
     >>> from caldera import op
     >>> op.ones(3, dtype="int64").tolist()
@@ -55,7 +55,7 @@ def ones(shape: Sizes, dtype: Any = "float32") -> Expr:
 
 
 def full(shape: Sizes, value: complex, dtype: Any = None) -> Expr:
-    """One number everywhere: float32 if no dtype is given, complex64 if the number is complex.
+    """Return an array of one number, by default float32 or, for a complex number, complex64.
 
     >>> from caldera import op
     >>> op.full((2,), 2.5).tolist()
@@ -115,7 +115,7 @@ def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: A
 def linspace(
     start: float, stop: float, count: int, *, endpoint: bool = True, dtype: Any = "float32"
 ) -> Expr:
-    """`count` numbers at equal distances, from `start` to `stop` (or before it).
+    """Return `count` numbers at equal distances, from `start` to `stop` (or before it).
 
     >>> from caldera import op
     >>> op.linspace(0, 1, 5).tolist(), op.linspace(0, 1, 4, endpoint=False).tolist()
@@ -138,7 +138,7 @@ def linspace(
 
 
 def eye(rows: int, columns: int | None = None, k: int = 0, *, dtype: Any = "float32") -> Expr:
-    """1 on a diagonal (`k` above the main one) and 0 elsewhere.
+    """Return a matrix with 1 on a diagonal (`k` above the main one) and 0 elsewhere.
 
     >>> from caldera import op
     >>> op.eye(2, 3, 1).tolist()

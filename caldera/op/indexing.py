@@ -63,7 +63,7 @@ def gather(x: Any, indices: Any, axis: int = 0) -> Expr:
 
 
 def scatter_add(x: Any, indices: Any, updates: Any, axis: int = 0) -> Expr:
-    """`x` with `updates` added at `indices` along `axis`; an index named twice gets both.
+    """Add `updates` to `x` at `indices` along `axis`; a repeated index receives both.
 
     `updates` has the shape of `op.gather(x, indices, axis)`, or broadcasts to it.
 
@@ -100,7 +100,7 @@ def take_along_axis(x: Any, indices: Any, axis: int) -> Expr:
 
 
 def put_along_axis_add(x: Any, indices: Any, updates: Any, axis: int) -> Expr:
-    """`x` with each element of `updates` added at its index along `axis`.
+    """Add each element of `updates` to `x` at its index along `axis`.
 
     The adjoint of `op.take_along_axis`; `updates` has the shape of `indices`, or broadcasts to it.
 
@@ -145,7 +145,7 @@ def sort(x: Any, axis: int = -1, descending: bool = False) -> Expr:
 
 @along_an_axis
 def argsort(x: Any, axis: int = -1, descending: bool = False) -> Expr:
-    """The indices (int64) that put `x` in order along `axis`: equal elements keep their order.
+    """Return the indices (int64) that sort `x` along `axis`; equal elements keep their order.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -56,7 +56,7 @@ __all__ = [
 
 
 def bias_add(x: Any, bias: Any, axis: int = -1) -> Expr:
-    """x plus one number for each index along `axis` (1 for the channels of images).
+    """Add one number for each index along `axis` (1 for the channels of images).
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -71,7 +71,7 @@ def bias_add(x: Any, bias: Any, axis: int = -1) -> Expr:
 
 
 def linear(x: Any, w: Any, b: Any = None) -> Expr:
-    """x @ w + b over the last axis: (..., inputs) with w (inputs, outputs) to (..., outputs).
+    """Compute x @ w + b over the last axis: (..., inputs) with w (inputs, outputs).
 
     The axes before the last are flattened, so this is one product however many there are.
 
@@ -268,7 +268,7 @@ def batch_norm_over_ranks(
 def layer_norm(
     x: Any, scale: Any, shift: Any, axis: int | Sequence[int] = -1, eps: float = 1e-5
 ) -> Expr:
-    """x normalised over `axis` (one or several), times scale plus shift, which have its sizes.
+    """Normalise x over `axis` (one or several), times scale plus shift, which have its sizes.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -283,7 +283,7 @@ def layer_norm(
 
 
 def group_norm(x: Any, groups: int, scale: Any, shift: Any, eps: float = 1e-5) -> Expr:
-    """(N, C, ...) normalised over each of `groups` groups of channels, sample by sample.
+    """Normalise (N, C, ...) over each of `groups` groups of channels, sample by sample.
 
     `scale` and `shift` have one number a channel. One group is layer norm over all channels, C
     groups are instance norm.
@@ -323,7 +323,7 @@ def instance_norm(x: Any, scale: Any = None, shift: Any = None, eps: float = 1e-
 
 
 def rms_norm(x: Any, scale: Any = None, axis: int | Sequence[int] = -1, eps: float = 1e-6) -> Expr:
-    """x over its root mean square along `axis` (one or several), times scale, which has its sizes.
+    """Divide x by its root mean square along `axis` (one or several), times scale of its sizes.
 
     >>> import caldera as cd
     >>> from caldera import op

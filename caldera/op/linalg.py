@@ -155,7 +155,7 @@ def expm(a: Any) -> Expr:
 
 
 def determinant(a: Any) -> Expr:
-    """The determinant of each matrix. Its derivative exists here where the matrix is invertible.
+    """Return the determinant of each matrix. Its derivative exists where the matrix is invertible.
 
     >>> from caldera import op
     >>> op.determinant([[2.0, 1.0], [0.0, 4.0]]).tolist()
@@ -165,7 +165,7 @@ def determinant(a: Any) -> Expr:
 
 
 def slogdet(a: Any) -> tuple[Expr, Expr]:
-    """The sign of each determinant and the logarithm of its magnitude, which cannot overflow.
+    """Return the sign of each determinant and the logarithm of its magnitude, without overflow.
 
     >>> from caldera import op
     >>> sign, logarithm = op.slogdet([[0.0, 1.0], [1.0, 0.0]])
@@ -188,7 +188,7 @@ def cholesky(a: Any) -> Expr:
 
 
 def qr(a: Any) -> tuple[Expr, Expr]:
-    """Q with orthonormal columns and R upper triangular, a = Q R (reduced).
+    """Return Q with orthonormal columns and R upper triangular, a = Q R (reduced).
 
     For m x n matrices Q is m x k and R is k x n, with k = min(m, n). The diagonal of R is not
     negative. The derivative needs the first k columns to be linearly independent.

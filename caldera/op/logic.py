@@ -299,7 +299,7 @@ def isclose(
 
 
 def where(condition: Any, a: Any, b: Any) -> Expr:
-    """`a` where the condition is true and `b` elsewhere; the derivative goes the same way.
+    """Choose `a` where the condition is true and `b` elsewhere; the derivative goes the same way.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -94,7 +94,7 @@ def cross_entropy_epsilon(
     reduction: str = "mean",
     axis: int = -1,
 ) -> Expr:
-    """-1/N sum(y log(p + epsilon)): cross entropy from probabilities, such as a softmax's.
+    """Compute -1/N sum(y log(p + epsilon)): cross entropy of probabilities, such as a softmax.
 
     `targets` are probabilities in the shape of the first argument, or class indices. Prefer
     `cross_entropy`, which needs no epsilon, where you have logits.
@@ -139,7 +139,9 @@ def kl_divergence(
 
 
 def binary_cross_entropy(logits: Any, targets: Any, reduction: str = "mean") -> Expr:
-    """-(t log(sigmoid(x)) + (1 - t) log(1 - sigmoid(x))), without overflow; targets from 0 to 1.
+    """Compute -(t log(sigmoid(x)) + (1 - t) log(1 - sigmoid(x))), without overflow.
+
+    Targets are from 0 to 1.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -151,7 +153,7 @@ def binary_cross_entropy(logits: Any, targets: Any, reduction: str = "mean") -> 
 
 
 def mean_squared_error(predictions: Any, targets: Any, reduction: str = "mean") -> Expr:
-    """(p - t)^2.
+    """Compute (p - t)^2.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -162,7 +164,7 @@ def mean_squared_error(predictions: Any, targets: Any, reduction: str = "mean") 
 
 
 def mean_absolute_error(predictions: Any, targets: Any, reduction: str = "mean") -> Expr:
-    """|p - t|; the derivative where they are equal is 0.
+    """Compute |p - t|; the derivative where they are equal is 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -173,7 +175,7 @@ def mean_absolute_error(predictions: Any, targets: Any, reduction: str = "mean")
 
 
 def huber(predictions: Any, targets: Any, delta: float = 1.0, reduction: str = "mean") -> Expr:
-    """(p - t)^2 / 2 up to a difference of `delta`, and straight on from there.
+    """Compute (p - t)^2 / 2 up to a difference of `delta`, and its tangent from there.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -185,7 +187,7 @@ def huber(predictions: Any, targets: Any, delta: float = 1.0, reduction: str = "
 
 
 def hinge(predictions: Any, targets: Any, reduction: str = "mean") -> Expr:
-    """max(0, 1 - t p) for targets -1 and 1: the loss of a support vector machine.
+    """Compute max(0, 1 - t p) for targets -1 and 1: the loss of a support vector machine.
 
     >>> import caldera as cd
     >>> from caldera import op

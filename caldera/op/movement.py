@@ -129,7 +129,7 @@ def moveaxis(x: Any, source: Sizes, target: Sizes) -> Expr:
 
 
 def squeeze(x: Any, axis: Sizes | None = None) -> Expr:
-    """Without the axes of size 1, or without those named, which must have size 1.
+    """Remove the axes of size 1, or those named, which must have size 1.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -216,7 +216,7 @@ def _several(name: str, parts: Sequence[Any]) -> tuple[Node, ...]:
 
 
 def split(x: Any, parts: Sizes, axis: int = 0) -> tuple[Expr, ...]:
-    """`x` cut along an axis: `parts` is a number of equal pieces, or the size of each piece.
+    """Split `x` along an axis: `parts` is a number of equal pieces, or the size of each piece.
 
     >>> import caldera as cd
     >>> from caldera import op

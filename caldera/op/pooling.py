@@ -172,7 +172,7 @@ def max_pool3d(
     dilation: Sizes = 1,
     ceil_mode: bool = False,
 ) -> Expr:
-    """The largest element of each window of volumes (N, C, D, H, W), as `op.max_pool2d` has it.
+    """Return the largest element of each window of volumes (N, C, D, H, W); see `op.max_pool2d`.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -225,7 +225,7 @@ def bernoulli(
     offset: Any = 0,
     stream: int | None = None,
 ) -> Expr:
-    """Truth values, true with `probability`, which may be an expression that broadcasts to `shape`.
+    """Return booleans, true with `probability`, which may be an expression that broadcasts.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -249,7 +249,7 @@ def dropout(
     offset: Any = 0,
     stream: int | None = None,
 ) -> Expr:
-    """`x` with a fraction `rate` of its elements set to zero, and the rest scaled up to match.
+    """Set a fraction `rate` of the elements to zero, and scale the rest up to match.
 
     Each call has its own pattern, which changes with the step; evaluation uses `x` itself.
 

@@ -154,7 +154,7 @@ def variance(x: Any, axis: Axis = None, keepdims: bool = False, correction: int 
 
 
 def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
-    """log(sum(exp(x))) over `axis`, without overflow.
+    """Compute log(sum(exp(x))) over `axis`, without overflow.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -40,7 +40,9 @@ __all__ = [
 
 @along_an_axis
 def cumsum(x: Any, axis: int, reverse: bool = False) -> Expr:
-    """The running sum along `axis`: element i is the sum up to and with i, from the end if reverse.
+    """Compute the running sum along `axis`: element i is the sum of elements 0 to i.
+
+    With `reverse`, sums start at the end.
 
     >>> import caldera as cd
     >>> from caldera import op

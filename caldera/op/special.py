@@ -163,7 +163,7 @@ def atanh(x: Any) -> Expr:
 
 
 def erfc(x: Any) -> Expr:
-    """1 - erf(x), exact where that is small.
+    """Compute 1 - erf(x), exact for small results.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -218,7 +218,7 @@ def hypot(a: Any, b: Any) -> Expr:
 
 
 def logaddexp(a: Any, b: Any) -> Expr:
-    """log(exp(a) + exp(b)), without overflow.
+    """Compute log(exp(a) + exp(b)), without overflow.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -240,7 +240,7 @@ def relu(x: Any) -> Expr:
 
 
 def leaky_relu(x: Any, slope: float = 0.01) -> Expr:
-    """x above 0 and slope * x below; its derivative at 0 is `slope`.
+    """Return x above 0 and slope * x below; its derivative at 0 is `slope`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -251,7 +251,7 @@ def leaky_relu(x: Any, slope: float = 0.01) -> Expr:
 
 
 def elu(x: Any, alpha: float = 1.0) -> Expr:
-    """x above 0 and alpha * (exp(x) - 1) below; its derivative at 0 is `alpha`.
+    """Return x above 0 and alpha * (exp(x) - 1) below; its derivative at 0 is `alpha`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -262,7 +262,7 @@ def elu(x: Any, alpha: float = 1.0) -> Expr:
 
 
 def selu(x: Any) -> Expr:
-    """elu, scaled so that activations keep mean 0 and variance 1 from layer to layer.
+    """Compute a scaled elu, which keeps mean 0 and variance 1 from layer to layer.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -273,7 +273,7 @@ def selu(x: Any) -> Expr:
 
 
 def gelu(x: Any, approximate: bool = False) -> Expr:
-    """x times the probability that a standard normal number is below it.
+    """Return x times the probability that a standard normal number is below it.
 
     By the error function, or with `approximate` by the tanh formula of GPT-2.
 
@@ -286,7 +286,7 @@ def gelu(x: Any, approximate: bool = False) -> Expr:
 
 
 def silu(x: Any) -> Expr:
-    """x * sigmoid(x), also known as swish.
+    """Compute x * sigmoid(x), also known as swish.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -297,7 +297,7 @@ def silu(x: Any) -> Expr:
 
 
 def softplus(x: Any) -> Expr:
-    """log(1 + exp(x)), without overflow.
+    """Compute log(1 + exp(x)), without overflow.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -308,7 +308,7 @@ def softplus(x: Any) -> Expr:
 
 
 def hard_sigmoid(x: Any) -> Expr:
-    """x / 6 + 1/2, kept between 0 and 1; its derivative at -3 and 3 is 0.
+    """Compute x / 6 + 1/2, limited to 0 and 1; its derivative at -3 and 3 is 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -319,7 +319,7 @@ def hard_sigmoid(x: Any) -> Expr:
 
 
 def hard_swish(x: Any) -> Expr:
-    """x * hard_sigmoid(x); its derivative is 0 at -3 and 1 at 3.
+    """Compute x * hard_sigmoid(x); its derivative is 0 at -3 and 1 at 3.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -330,7 +330,7 @@ def hard_swish(x: Any) -> Expr:
 
 
 def prelu(x: Any, slope: Any) -> Expr:
-    """x above 0 and slope * x below, with slopes that broadcast to x and can be learned.
+    """Return x above 0 and slope * x below, with trainable slopes that broadcast to x.
 
     For a slope each channel of images (N, C, H, W) it has the shape (C, 1, 1). The derivative at 0
     is the slope.
@@ -344,7 +344,7 @@ def prelu(x: Any, slope: Any) -> Expr:
 
 
 def mish(x: Any) -> Expr:
-    """x * tanh(softplus(x)).
+    """Compute x * tanh(softplus(x)).
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -355,7 +355,7 @@ def mish(x: Any) -> Expr:
 
 
 def softsign(x: Any) -> Expr:
-    """x / (1 + |x|).
+    """Compute x / (1 + |x|).
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -394,7 +394,7 @@ def softmax(x: Any, axis: int = -1) -> Expr:
 
 @along_an_axis
 def log_softmax(x: Any, axis: int = -1) -> Expr:
-    """log(softmax(x)) along `axis`, right also where the softmax itself rounds to 0.
+    """Compute log(softmax(x)) along `axis`, also where the softmax itself rounds to 0.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -51,7 +51,7 @@ def _rounding(function: Op, x: Any) -> Expr:
 
 
 def exp(x: Any) -> Expr:
-    """e to the power of `x`.
+    """Raise e to the power of `x`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -73,7 +73,7 @@ def log(x: Any) -> Expr:
 
 
 def log1p(x: Any) -> Expr:
-    """log(1 + x), exact for small `x`.
+    """Compute log(1 + x), exact for small `x`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -84,7 +84,7 @@ def log1p(x: Any) -> Expr:
 
 
 def expm1(x: Any) -> Expr:
-    """exp(x) - 1, exact for small `x`.
+    """Compute exp(x) - 1, exact for small `x`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -117,7 +117,7 @@ def log10(x: Any) -> Expr:
 
 
 def exp2(x: Any) -> Expr:
-    """2 to the power of `x`.
+    """Raise 2 to the power of `x`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -150,7 +150,7 @@ def rsqrt(x: Any) -> Expr:
 
 
 def square(x: Any) -> Expr:
-    """`x` times itself.
+    """Multiply `x` by itself.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -185,7 +185,7 @@ def abs(x: Any) -> Expr:
 
 
 def sign(x: Any) -> Expr:
-    """-1, 0 or 1, of a complex number z / |z|; its derivative is 0 for real numbers.
+    """Return -1, 0 or 1, for a complex number z / |z|; the derivative of real numbers is 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -229,7 +229,7 @@ def round(x: Any) -> Expr:
 
 
 def trunc(x: Any) -> Expr:
-    """`x` without its fraction, the whole number towards 0; its derivative is 0.
+    """Remove the fraction of `x`, rounding towards 0; its derivative is 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -247,7 +247,7 @@ def trunc(x: Any) -> Expr:
 def nan_to_num(
     x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Expr:
-    """`x` with numbers in place of nan and the infinities: by default 0 and the ends of the range.
+    """Replace nan and the infinities: by default by 0 and the ends of the range.
 
     Where a number was put in place, the derivative is 0.
 
@@ -322,7 +322,7 @@ def erf(x: Any) -> Expr:
 
 
 def sigmoid(x: Any) -> Expr:
-    """1 / (1 + exp(-x)), without overflow.
+    """Compute 1 / (1 + exp(-x)), without overflow.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -348,7 +348,7 @@ def cast(x: Any, dtype: Any) -> Expr:
 
 
 def stop_gradient(x: Any) -> Expr:
-    """`x`, but a constant to derivatives.
+    """Return `x` as a constant to derivatives.
 
     >>> import caldera as cd
     >>> from caldera import op

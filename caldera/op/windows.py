@@ -55,7 +55,7 @@ def as_sizes(value: Any, count: int, name: str, where: str, minimum: int = 1) ->
 def as_widths(
     padding: Any, where: str, image: Shape, window: Shape, stride: Shape, dilation: Shape
 ) -> tuple[Pair, ...]:
-    """(before, after) for each axis, from any way to write a padding."""
+    """Return (before, after) for each axis, from any form of padding."""
     count = len(stride)
     if isinstance(padding, str):
         if padding == "valid":
@@ -83,7 +83,7 @@ def as_pair(value: Any, name: str, where: str, minimum: int = 1) -> Pair:
 def as_padding(
     padding: Any, where: str, image: Shape, window: Shape, stride: Pair, dilation: Pair
 ) -> Padding:
-    """((top, bottom), (left, right)) from any way to write a padding."""
+    """Return ((top, bottom), (left, right)) from any form of padding."""
     vertical, horizontal = as_widths(padding, where, image, window, stride, dilation)
     return vertical, horizontal
 
@@ -338,7 +338,7 @@ def _kernel(distance: np.ndarray, mode: str) -> np.ndarray:
 
 
 def pixel_shuffle(x: Any, factor: int) -> Expr:
-    """(N, C factor^2, H, W) as (N, C, H factor, W factor): channels become neighbours.
+    """Move channels to neighbouring pixels: (N, C factor^2, H, W) to (N, C, H factor, W factor).
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -359,7 +359,7 @@ def pixel_shuffle(x: Any, factor: int) -> Expr:
 
 
 def pixel_unshuffle(x: Any, factor: int) -> Expr:
-    """(N, C, H, W) as (N, C factor^2, H / factor, W / factor): the opposite of `pixel_shuffle`.
+    """Move neighbouring pixels to channels, the inverse of `pixel_shuffle`.
 
     >>> import caldera as cd
     >>> from caldera import op

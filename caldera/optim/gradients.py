@@ -112,7 +112,7 @@ class Accumulation:
         weight: Expr | float,
         ok: Expr | None,
     ) -> tuple[list[Expr], Expr, list[Expr]]:
-        """The mean gradients, whether it is time for a step, and the assignments that collect.
+        """Return the mean gradients, the condition for a step, and the assignments that accumulate.
 
         A micro-batch that is not `ok` is left out, as if it had not been.
         """

@@ -182,7 +182,7 @@ def broadcast_model(communicator: Communicator, model: Layer, optimizer: Optimiz
 
 
 def check_counts(where: str, **counts: object) -> None:
-    """Whole numbers of 1 or more; None, where an option was left out.
+    """Require integers >= 1, or None where an option was left out.
 
     >>> check_counts("Example", stages=2, data=None)
     >>> check_counts("Example", stages="2")

@@ -66,7 +66,7 @@ class Dimension(ABC):
         return None
 
     def near(self, stored: Any, random: np.random.Generator, width: float = 0.1) -> Stored:
-        """A neighbour: a step of about `width` of the whole range, reflected at its ends."""
+        """Return a neighbour: a step of about `width` of the whole range, reflected at its ends."""
         moved = stored
         for _ in range(60):
             moved = self.stored(reflected(self.unit(stored) + width * random.normal()))
@@ -351,7 +351,9 @@ def uniform(low: float, high: float, step: float | None = None) -> Uniform:
 
 
 def log(low: float, high: float) -> Uniform:
-    """Numbers from `low` to `high` by their logarithm: 1e-4 to 1e-3 is as likely as 1e-2 to 1e-1.
+    """Return a range from `low` to `high` with logarithmic sampling.
+
+    1e-4 to 1e-3 is as likely as 1e-2 to 1e-1.
 
     >>> from caldera import search
     >>> round(search.log(1e-4, 1e-2).decode(0.5), 6)

@@ -187,7 +187,7 @@ class SearchJob:
         )
 
     def train_again(self, task: TrialTask, epochs: int, conditions: Conditions) -> Model:
-        """The model of a trial, trained as it was (with several seeds or folds, on the first)."""
+        """Train the model of a trial again (with several seeds or folds, on the first)."""
         with settings.override(threads=conditions.threads):
             if conditions.ranks == 1:
                 return self._fit_again(task, epochs, conditions, SingleProcessStrategy())

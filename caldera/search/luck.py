@@ -152,7 +152,7 @@ def _weights(count: int, draws: int) -> np.ndarray:
 
 
 def optimism(values: np.ndarray, noise: float, *, repeats: int = _REPEATS) -> float:
-    """The mean error of a winner among values (larger is better) with errors of this deviation."""
+    """Return the mean error of the best among values (larger is better) with this noise."""
     if not noise:
         return 0.0
     middle = np.median(values)

@@ -120,7 +120,7 @@ class Method(Configurable):
         )
 
     def tell(self, trial: Trial) -> None:
-        """Called with each finished trial; does nothing by default."""
+        """Receive each finished trial; does nothing by default."""
 
     def stop(self, trial: Trial, step: int, loss: float) -> bool:
         """Return True if a running trial should be stopped after its `step`th report (from 1).

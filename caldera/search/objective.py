@@ -288,7 +288,7 @@ def accuracy(
 def weighted(
     weights: Mapping[str, float], mode: str = "max", *, seeds: int = 1, folds: int = 1
 ) -> Objective:
-    """A sum of numbers that trials report, each times its weight, which should be large.
+    """Return the weighted sum of reported numbers, which should be large.
 
     >>> from caldera import search
     >>> search.weighted({"val_accuracy": 1.0, "parameters": -1e-8}).names()

@@ -39,7 +39,7 @@ _REPORT_EVERY_S = 0.5
 
 
 def import_optuna(where: str = "search") -> Any:
-    """Optuna, which owns the storage of a study and several methods."""
+    """Import Optuna, which owns the storage of a study and several methods."""
     return optional_import("optuna", "optuna", where)
 
 

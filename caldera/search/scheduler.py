@@ -44,19 +44,19 @@ class StudyCallback:
     """
 
     def study_begins(self, study: Study) -> None:
-        """Called before the first trial."""
+        """Run before the first trial."""
 
     def trial_begins(self, study: Study, trial: Trial) -> None:
-        """Called when a trial is assigned to a worker."""
+        """Run when a trial is assigned to a worker."""
 
     def trial_reports(self, study: Study, trial: Trial) -> None:
-        """A step of a trial is over; `trial.curve[-1]` has its results."""
+        """Run after a step of a trial; `trial.curve[-1]` has its results."""
 
     def trial_ends(self, study: Study, trial: Trial) -> None:
-        """Called after a trial is done, was stopped or has failed."""
+        """Run after a trial is done, was stopped or has failed."""
 
     def study_ends(self, study: Study) -> None:
-        """After the last trial, also if the search ends by Ctrl-C or an error."""
+        """Run after the last trial, also if the search ends by Ctrl-C or an error."""
 
 
 class Scheduler:
@@ -108,7 +108,7 @@ class Scheduler:
         return trial.task(self._best)
 
     def prepare(self) -> None:
-        """While all workers are busy: have the next trial ready for the first that is free."""
+        """Prepare the next trial while all workers are busy."""
         # In a shared study another program might propose the same trial.
         if self.method.asks_ahead and not self._queue and not self._is_shared:
             self._next_proposal()
@@ -155,7 +155,7 @@ class Scheduler:
             each.tell(trial)
 
     def again(self, number: int) -> None:
-        """The worker of a trial is gone: hand the trial out again."""
+        """Queue the trial of a lost worker again."""
         trial = self.study.trials[number]
         if not trial.is_over:
             trial.state = WAITING

@@ -376,7 +376,7 @@ class Database:
         return owner is not None and owner != self.owner and self._locks.is_held(owner)
 
     def close(self) -> None:
-        """This program runs no more trials."""
+        """Close the study: this program runs no more trials."""
         self._closing.close()
 
 

@@ -82,7 +82,7 @@ class Access:
 
     @classmethod
     def of(cls, host: str, more: Iterable[str] = (), token: str = "") -> Access:
-        """For a service that listens at `host`, which may be reached by further names."""
+        """Return the access rules of a service that listens at `host`."""
         own = {host, *more}
         if _is_address(host, "is_loopback") or host == "localhost":
             own |= {"localhost", "127.0.0.1", "::1"}

@@ -68,13 +68,13 @@ class Callback:
     """The column of the history by which it chooses an epoch or ends the run, if it does so."""
 
     def run_begins(self, run: Run) -> None:
-        """Called before the first epoch."""
+        """Run before the first epoch."""
 
     def epoch_begins(self, run: Run) -> None:
-        """Called before the first batch of an epoch, or the next batch of a resumed run."""
+        """Run before the first batch of an epoch, or the next batch of a resumed run."""
 
     def batch_ends(self, run: Run) -> None:
-        """After each training step, which a device may still have to do: see above."""
+        """Run after each training step, which a device may not have finished: see above."""
 
     def epoch_ends(self, run: Run) -> None:
         """Called after validation; `run.history` has the epoch's results, `run.epoch` is the next
@@ -82,7 +82,7 @@ class Callback:
         """
 
     def run_ends(self, run: Run) -> None:
-        """After the last epoch, also if the run ends early or by an error."""
+        """Run after the last epoch, also if the run ends early or by an error."""
 
     def state(self) -> dict[str, Any]:
         """Return the state to checkpoint, as plain data."""

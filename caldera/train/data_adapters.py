@@ -333,7 +333,7 @@ class Parts:
         return Selection(by, samples, self.part, self.validation.is_test, self.given)
 
     def warn_of_test(self, model: Model, callbacks: Sequence[Callback]) -> None:
-        """Say so if what chooses looks at samples to test with."""
+        """Warn if test samples are used for a choice."""
         found = self.selection(model, callbacks)
         if found is not None and found.is_test and found.by:
             warnings.warn(

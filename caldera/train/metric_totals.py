@@ -31,7 +31,7 @@ class MetricTotals:
     def add(
         self, loss: Expr, weight: Expr, metric_sums: Sequence[tuple[Metric, dict[str, Expr]]]
     ) -> list[Expr]:
-        """The assignments that add one batch: its summed loss, its weight, its metrics' sums."""
+        """Return the assignments that add a batch: its summed loss, its weight, its metric sums."""
         parts = {"loss": loss, "weight": weight}
         for metric, sums in metric_sums:
             # Metrics that layers add are only known once the network has been traced.

@@ -122,7 +122,7 @@ class NetworkGraph(ModelSettings):
         return traced
 
     def expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
-        """The network for a batch of `count` samples: its inputs, outputs, and calls of layers.
+        """Return the network for a batch of `count` samples: inputs, outputs, and layer calls.
 
         >>> import caldera as cd
         >>> from caldera import nn

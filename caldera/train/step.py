@@ -185,7 +185,7 @@ class StepPlans:
         return self._kept(TRAINING, batch)
 
     def evaluation(self, batch: int | Share | Batch) -> Plan:
-        """Adds a batch to the evaluation totals."""
+        """Build the plan that adds a batch to the evaluation totals."""
         return self._kept(EVALUATION, batch)
 
     def _kept(self, kind: str, given: int | Share | Batch) -> Plan:
@@ -240,7 +240,7 @@ class StepPlans:
         return feeds
 
     def variables(self) -> dict[str, Variable]:
-        """Everything a checkpoint has to hold besides the model's own variables."""
+        """Return the checkpoint variables in addition to the model's own variables."""
         found = {"random state": self.random, "first bad step": self.bad_step}
         found |= self.training_totals.variables()
         if self.loss_scale is not None:

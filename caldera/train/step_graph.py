@@ -142,7 +142,7 @@ class StepGraph:
         return StepProgram(assign, self._values.share, traced, self._sums, scaled, gradients)
 
     def evaluation(self) -> StepProgram:
-        """Adds the part of a batch to the totals of an evaluation."""
+        """Return the program that adds the part of a batch to the totals of an evaluation."""
         found, traced = self.network(training=False)
         losses = self._steps.objective.losses
         outputs = self._strategy.predictions(found, losses)

@@ -145,7 +145,7 @@ class GraphStrategy(ABC):
         return self.is_distributed
 
     def parts(self, share: Share) -> list[Share]:
-        """The pieces in which a rank computes its share of a batch, each as if it were a rank."""
+        """Return the pieces of a rank's share of a batch, each computed like a rank's share."""
         return [share]
 
     def of_part(self, value: Expr, share: Share, part: Share) -> Expr:
@@ -163,7 +163,7 @@ class GraphStrategy(ABC):
 
     @abstractmethod
     def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
-        """The gradients of the whole batch, of which these samples have a part in the loss."""
+        """Return the gradients of the whole batch, of which these samples are a part."""
 
     def apply_gradients(
         self, optimizer: Optimizer, gradients: Gradients, ok: Expr, weight: Expr
@@ -218,10 +218,10 @@ class RunHooks(ABC):
         """Make sure that all ranks were given the same, which JSON can hold."""
 
     def begin(self, setup: RunSetup) -> None:  # noqa: B027
-        """Called before the first plan is made, on all ranks, with the same model."""
+        """Prepare for the first plan, on all ranks, with the same model."""
 
     def shard(self) -> None:  # noqa: B027
-        """Called before the steps of an epoch."""
+        """Split the model over ranks before the steps of an epoch."""
 
     def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
         """Exchange data after a step has been launched; return the sums of votes over ranks.
@@ -232,14 +232,14 @@ class RunHooks(ABC):
         return None
 
     def unshard(self) -> None:  # noqa: B027
-        """After them: every rank has the whole model. All ranks have to call this."""
+        """Restore the whole model on every rank after the steps. All ranks have to call this."""
 
     def epoch_sums(self, sums: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Return the sums over all ranks of this rank's totals of an epoch."""
         return sums
 
     def end(self) -> None:  # noqa: B027
-        """After the run: model and optimizer are as one process would have left them."""
+        """Finish the run: model and optimizer are as after training in one process."""
 
 
 class CheckpointLayout(ABC):  # noqa: B024

@@ -131,7 +131,7 @@ def normal(mean: float = 0.0, std: float = 1.0) -> Filler:
 
 
 def glorot_uniform() -> Filler:
-    """Uniform in +-sqrt(6 / (fan_in + fan_out)): Glorot and Bengio's choice for tanh and sigmoid.
+    """Return a uniform filler in +-sqrt(6 / (fan_in + fan_out)), for tanh and sigmoid (Glorot).
 
     >>> import caldera as cd
     >>> w = cd.Tensor((100, 50), fill=cd.glorot_uniform()).numpy()
@@ -142,7 +142,7 @@ def glorot_uniform() -> Filler:
 
 
 def glorot_normal() -> Filler:
-    """Normal with variance 2 / (fan_in + fan_out).
+    """Return a normal filler with variance 2 / (fan_in + fan_out).
 
     >>> import caldera as cd
     >>> w = cd.Tensor((100, 100), fill=cd.glorot_normal()).numpy()
@@ -153,7 +153,7 @@ def glorot_normal() -> Filler:
 
 
 def he_uniform() -> Filler:
-    """Uniform in +-sqrt(6 / fan_in): He and others' choice for relu.
+    """Return a uniform filler in +-sqrt(6 / fan_in), for relu (He and others).
 
     >>> import caldera as cd
     >>> w = cd.Tensor((150, 50), fill=cd.he_uniform()).numpy()
@@ -164,7 +164,7 @@ def he_uniform() -> Filler:
 
 
 def he_normal() -> Filler:
-    """Normal with variance 2 / fan_in.
+    """Return a normal filler with variance 2 / fan_in.
 
     >>> import caldera as cd
     >>> w = cd.Tensor((200, 50), fill=cd.he_normal()).numpy()
@@ -175,7 +175,7 @@ def he_normal() -> Filler:
 
 
 def orthogonal(gain: float = 1.0) -> Filler:
-    """A random matrix with orthonormal rows or columns, whichever are fewer, times `gain`.
+    """Return a random matrix with orthonormal rows or columns, the fewer of both, times `gain`.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -207,7 +207,7 @@ def diagonal(values: ArrayLike) -> Filler:
 
 
 def from_array(array: ArrayLike) -> Filler:
-    """A copy of an array, nested list or tensor of the same shape, read when the tensor is made.
+    """Copy an array, nested list or tensor of the same shape, read when the tensor is made.
 
     >>> import caldera as cd
     >>> cd.Tensor((2, 2), fill=cd.from_array([[1, 2], [3, 4]])).tolist()

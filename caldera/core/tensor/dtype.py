@@ -160,7 +160,7 @@ def promote(first: DType, second: DType) -> DType:
 
 
 def side_of_range(value: bool | int | float | complex, dtype: DType) -> int:
-    """-1 for a whole number below all that an integer dtype holds, 1 for one above, else 0.
+    """Return -1 for an integer below the range of a dtype, 1 for one above it, else 0.
 
     >>> side_of_range(-1, uint8), side_of_range(255, uint8), side_of_range(256, uint8)
     (-1, 0, 1)

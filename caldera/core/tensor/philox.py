@@ -101,7 +101,7 @@ def _fill_uniform(values: NDArray[Any], name: Name, first: int) -> None:
 def normal(
     seed: int, step: int, stream: int, first: int, count: int, dtype: DType = float32
 ) -> NDArray[Any]:
-    """Elements `first` to `first + count` of a stream of normal numbers, mean 0 and deviation 1.
+    """Return elements `first` to `first + count` of a stream of standard normal numbers.
 
     >>> whole = normal(seed=7, step=0, stream=1, first=0, count=10)
     >>> part = normal(seed=7, step=0, stream=1, first=5, count=2)

@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 
 def as_shape(shape: int | Iterable[int], where: str = "shape") -> Shape:
-    """A shape from an int or a sequence of ints; anything negative is refused.
+    """Return a shape from an int or a sequence of ints; negative sizes are rejected.
 
     >>> as_shape(3), as_shape([2, 0]), as_shape(())
     ((3,), (2, 0), ())
@@ -255,7 +255,7 @@ class StridedView(NamedTuple):
         return StridedView(tuple(shape), tuple(strides), offset)
 
     def reshaped(self, shape: Shape) -> StridedView | None:
-        """The layout of the same elements in another shape, or None if no strides express it.
+        """Return the layout of the same elements in another shape, or None without such strides.
 
         >>> StridedView((4, 6), (6, 1), 0).reshaped((2, 2, 6))
         StridedView(shape=(2, 2, 6), strides=(12, 6, 1), offset=0)

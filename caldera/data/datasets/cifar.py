@@ -107,7 +107,7 @@ def cifar10(folder: PathLike | None = None, *, download: bool = True) -> Dataset
 
 
 def cifar100(folder: PathLike | None = None, *, download: bool = True) -> Dataset:
-    """CIFAR-100, images of shape (3, 32, 32) from 0 to 1, in a hundred (fine) classes.
+    """Load CIFAR-100: images of shape (3, 32, 32) from 0 to 1, in a hundred (fine) classes.
 
     It is found as `cifar10` is, with `cifar-100-binary.tar.gz` as the binary version.
 

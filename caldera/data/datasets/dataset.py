@@ -414,7 +414,7 @@ def npz(
     classes: bool | None = None,
     scale: float | None = SCALE,
 ) -> Dataset:
-    """A data set from an npz file with the arrays x and y, or x_train, y_train, x_test, y_test.
+    """Load a data set from an npz file with x and y, or x_train, y_train, x_test, y_test.
 
     `test` is the part of x and y to set aside; for the rest see `arrays`.
 

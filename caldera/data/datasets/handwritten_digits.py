@@ -26,7 +26,7 @@ _BRIGHTEST = 16
 
 
 def digits(*, test: float = 0.2, seed: int = 0) -> Dataset:
-    """1797 handwritten digits of shape (1, 8, 8), from 0 to 1.
+    """Load 1797 handwritten digits of shape (1, 8, 8), from 0 to 1.
 
     >>> from caldera import data
     >>> digits = data.digits()

@@ -337,7 +337,7 @@ class Files(Data):
 
 
 def images_in_folder(folder: Path, where: str) -> list[LabelledImage]:
-    """The images of a folder that has one folder for each class, in the order of their names."""
+    """List the images of a folder that has one folder for each class, in the order of names."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     found = [
         LabelledImage(

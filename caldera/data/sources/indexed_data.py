@@ -124,7 +124,7 @@ TARGETS = ("y", "label", "labels", "target", "targets")
 
 
 def array_of_item(value: Any, where: str) -> Array:
-    """A value of a sample as an array: numbers, arrays, PyTorch's tensors, Pillow's pictures."""
+    """Convert a value of a sample to an array: numbers, arrays, PyTorch tensors, Pillow images."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         value = value.detach().cpu()
         # NumPy has no bfloat16.

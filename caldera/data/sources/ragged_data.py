@@ -185,7 +185,7 @@ class RaggedData(Data):
         return self._sequences[0].dtype
 
     def batch(self, indices: NDArray[np.integer]) -> Arrays:
-        """Padded to the bucket of the longest."""
+        """Return sequences padded to the bucket of the longest."""
         rows = checked_rows(indices, len(self), "data.RaggedData.batch")
         return self.padded_batch(rows, self.batch_length(rows))
 

@@ -60,7 +60,7 @@ def image_size(where: str, x: Array | Expr) -> tuple[int, int]:
 
 
 def arange(length: int) -> Expr:
-    """0 to `length` - 1.
+    """Return 0 to `length` - 1.
 
     >>> arange(3).tolist()
     [0, 1, 2]

@@ -139,7 +139,7 @@ def sample_factors(weights: Any, prediction: Any) -> Expr:
 
 
 def ratio(part: np.ndarray, whole: np.ndarray, empty: float = 0.0) -> np.ndarray:
-    """part / whole, and `empty` where the whole is 0."""
+    """Return part / whole, and `empty` where the whole is 0."""
     return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), empty)
 
 

@@ -197,7 +197,7 @@ class Classification:
 
 
 def labels(where: str, prediction: Any, target: Any, axis: int) -> Expr:
-    """Class indices: the targets themselves, or where the largest of each distribution is."""
+    """Return class indices: the targets themselves, or the largest of each distribution."""
     shape = tuple(prediction.shape)
     if tuple(target.shape) == shape:
         return op.argmax(target, axis=axis)

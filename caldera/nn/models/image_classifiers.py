@@ -52,7 +52,7 @@ def lenet5(
     activation: str = "relu",
     pooling: str = "max",
 ) -> list[Layer]:
-    """LeNet-5 (LeCun and others, 1998) in today's form: two convolutions, three dense layers.
+    """Build LeNet-5 (LeCun and others, 1998) in today's form: 2 convolutions, 3 dense layers.
 
     The paper has activation="tanh" and pooling="average", with a few weights more in the pooling
     and fewer in the second convolution. Images of 28 x 28 are padded to its 32 x 32.
@@ -78,7 +78,7 @@ def lenet5(
 def alexnet(
     input_shape: Sequence[int] = (3, 224, 224), classes: int = 1000, dropout: float = 0.5
 ) -> list[Layer]:
-    """AlexNet: five convolutions, three dense layers; initial weights after He.
+    """Build AlexNet: five convolutions, three dense layers; He initialisation.
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.alexnet(classes=1000))
@@ -119,7 +119,7 @@ def alexnet(
 def vgg16(
     input_shape: Sequence[int] = (3, 224, 224), classes: int = 1000, dropout: float = 0.5
 ) -> list[Layer]:
-    """VGG-16: thirteen convolutions of 3 x 3, three dense layers; initial weights after He.
+    """Build VGG-16: thirteen convolutions of 3 x 3, three dense layers; He initialisation.
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.vgg16(classes=1000))
@@ -131,7 +131,7 @@ def vgg16(
 def vgg19(
     input_shape: Sequence[int] = (3, 224, 224), classes: int = 1000, dropout: float = 0.5
 ) -> list[Layer]:
-    """VGG-19: sixteen convolutions of 3 x 3, three dense layers; initial weights after He.
+    """Build VGG-19: sixteen convolutions of 3 x 3, three dense layers; He initialisation.
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.vgg19(classes=1000))
@@ -253,7 +253,7 @@ def _imagenet(
 
 
 def resnet18(input_shape: Sequence[int] = (3, 224, 224), classes: int = 1000) -> list[Layer]:
-    """ResNet-18.
+    """Build ResNet-18.
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.resnet18())
@@ -263,7 +263,7 @@ def resnet18(input_shape: Sequence[int] = (3, 224, 224), classes: int = 1000) ->
 
 
 def resnet34(input_shape: Sequence[int] = (3, 224, 224), classes: int = 1000) -> list[Layer]:
-    """ResNet-34.
+    """Build ResNet-34.
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.resnet34())
@@ -273,7 +273,7 @@ def resnet34(input_shape: Sequence[int] = (3, 224, 224), classes: int = 1000) ->
 
 
 def resnet50(input_shape: Sequence[int] = (3, 224, 224), classes: int = 1000) -> list[Layer]:
-    """ResNet-50, with the stride in the 3 x 3 convolution, as in torchvision ("v1.5").
+    """Build ResNet-50, with the stride in the 3 x 3 convolution, as in torchvision ("v1.5").
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.resnet50())
@@ -299,7 +299,7 @@ def _cifar(count: int, input_shape: Sequence[int], classes: int) -> list[Layer]:
 
 
 def resnet20(input_shape: Sequence[int] = (3, 32, 32), classes: int = 10) -> list[Layer]:
-    """ResNet-20 for CIFAR, with the paper's shortcuts without parameters (option A).
+    """Build ResNet-20 for CIFAR, with the paper's shortcuts without parameters (option A).
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.resnet20())
@@ -309,7 +309,7 @@ def resnet20(input_shape: Sequence[int] = (3, 32, 32), classes: int = 10) -> lis
 
 
 def resnet56(input_shape: Sequence[int] = (3, 32, 32), classes: int = 10) -> list[Layer]:
-    """ResNet-56 for CIFAR, with the paper's shortcuts without parameters (option A).
+    """Build ResNet-56 for CIFAR, with the paper's shortcuts without parameters (option A).
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.resnet56())

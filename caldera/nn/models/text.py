@@ -36,7 +36,7 @@ def lstm_classifier(
     bidirectional: bool = False,
     dropout: float = 0.0,
 ) -> list[Layer]:
-    """Words to vectors of `width`, `depth` LSTM layers of `units`, a dense layer on the last state.
+    """Build an embedding of `width`, `depth` LSTM layers of `units`, and a dense layer.
 
     Word 0 is padding and has no influence.
 
@@ -247,7 +247,7 @@ class Reader:
         ]
 
     def read(self, text: np.ndarray, is_new: bool) -> np.ndarray:
-        """The scores (N, vocabulary) after texts (N, T): others than before, or a word longer."""
+        """Return the scores (N, vocabulary) after texts (N, T), new or longer by a word."""
         end = text.shape[1]
         if end > self._model.context:
             return self._scores("last", text[:, -self._model.context :])

@@ -192,7 +192,7 @@ class StopConsensus:
         return _TAKEN + ranks
 
     def arrived(self, rank: int, votes: Sequence[float]) -> Sequence[float]:
-        """A rank has taken a step and votes; what all ranks do after this one."""
+        """Count a rank's step and vote; return the next action of all ranks."""
         taken = self.table[_TAKEN:]
         taken[rank] += 1
         if not self.table[_PLACE] and any(votes):

@@ -255,7 +255,7 @@ def server_ranks(servers: int, ranks: int) -> list[int]:
 
 
 def deal(nbytes: Sequence[int], servers: int) -> list[int]:
-    """The server of each parameter: the largest are dealt first, about equally many bytes to each.
+    """Return the server of each parameter: the largest first, with similar bytes for each.
 
     >>> from caldera.parallel.asynchronous.transport import deal
     >>> deal([24, 20, 8], servers=2)
@@ -271,7 +271,7 @@ def deal(nbytes: Sequence[int], servers: int) -> list[int]:
 
 
 def deal_parameters(parameters: Sequence[Variable], ranks: Sequence[int]) -> list[ServerShard]:
-    """Whole parameters for the servers at these ranks, about equally many bytes for each.
+    """Assign whole parameters to the servers at these ranks, with similar bytes for each.
 
     >>> from caldera import op
     >>> from caldera.parallel.asynchronous.transport import deal_parameters

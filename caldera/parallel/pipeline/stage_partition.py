@@ -163,7 +163,7 @@ def _called(calls: Sequence[LayerCall], name: str) -> int:
 
 
 def unit_starts(calls: Sequence[LayerCall], wanted: int) -> list[int]:
-    """Calls that a stage may begin with: the outermost ones, and those inside only if needed."""
+    """Return calls that may start a stage: the outermost ones, and inner ones only if needed."""
     found = _inside(calls, 0)
     while len(found) < wanted:
         finer = [part for place in found for part in _inside(calls, place) or [place]]

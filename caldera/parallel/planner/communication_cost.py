@@ -45,7 +45,7 @@ class CollectiveCost:
 
 
 def reduce_scatter(nbytes: float, ranks: int, wire: Wire) -> CollectiveCost:
-    """Around a ring; each rank keeps its part of the sum.
+    """Return the cost around a ring; each rank keeps its part of the sum.
 
     >>> reduce_scatter(1e6, 4, Wire(0.0, 1e6)).seconds
     0.75
@@ -55,7 +55,7 @@ def reduce_scatter(nbytes: float, ranks: int, wire: Wire) -> CollectiveCost:
 
 
 def allgather(nbytes: float, ranks: int, wire: Wire) -> CollectiveCost:
-    """Around a ring; `nbytes` is what each rank has in the end.
+    """Return the cost around a ring; `nbytes` is the size of the result on each rank.
 
     >>> allgather(1e6, 4, Wire(0.0, 1e6)).seconds
     0.75

@@ -194,7 +194,7 @@ def plan(
 
 
 def proposed(setting: Setting, batch_per_rank: int, *, exact: bool = True) -> Proposal:
-    """The proposal for a setting: its batch is shared (strong), or each rank has one (weak)."""
+    """Return the proposal for a setting: a shared batch (strong), or one for each rank (weak)."""
     counts = _counts(setting.ranks)
     strong = _series(setting, [(count, setting.batch) for count in counts], exact)
     weak = _series(setting, [(count, count * batch_per_rank) for count in counts], exact)

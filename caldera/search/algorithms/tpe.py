@@ -364,7 +364,7 @@ class TrialRanking:
         self._running.add(number)
 
     def finish(self, number: int, rank: tuple[float, ...] | None) -> None:
-        """A trial is over, or has come farther than when it last was."""
+        """Update the model after a trial finished or progressed."""
         self._running.discard(number)
         if number in self._ranks:
             del self._sorted[bisect_left(self._sorted, (*self._ranks.pop(number), number))]

@@ -36,7 +36,7 @@ _HIDDEN = ("", "-1")
 
 
 def share_machine(place: int, workers: int) -> None:
-    """In a worker process, take one of `workers` shares of the machine, and the GPU of `place`.
+    """Use one of `workers` shares of the machine, and the GPU of `place`, in a worker process.
 
     Threads are divided, and the BLAS gets one thread, since plans split its work over our threads.
     If several workers share a GPU, each may fill its share of the memory; a `settings.memory_limit`

@@ -31,7 +31,7 @@ _NOISE = 1e-5
 def check_model_gradients(
     model: Model, *arrays: Any, training: bool = True, samples: int = 10, seed: int = 0
 ) -> dict[str, float]:
-    """The largest relative error of the gradients of each parameter, against finite differences.
+    """Return each parameter's largest relative gradient error against finite differences.
 
     `arrays` are a batch: inputs, then targets. Everything is computed in float64 on copies, so the
     model does not change, and errors above 1e-6 or so mean that a gradient is wrong. `samples`

@@ -58,7 +58,7 @@ class LayerProvenance:
         return self._numbers.of(node) in self._path
 
     def layer_of(self, node: Node) -> str:
-        """The path of the layer that wrote the node, else of the nearest one it depends on."""
+        """Return the path of the layer that wrote the node, or of the nearest one it depends on."""
         pending = deque([node])
         seen = {node}
         while pending:
@@ -338,7 +338,7 @@ def computed(program: Program, feeds: Mapping[str, Any], zero: Set[Symbol] = fro
 
 
 def find_source(program: Program, values: Values, loss: Symbol) -> NonFiniteOrigin | None:
-    """The first op whose result is not finite though its inputs are: forward, then gradients."""
+    """Return the first op with finite inputs and a non-finite result: forward, then gradients."""
     live = _live(program)
     for symbol, root in program.updates:
         if symbol is loss and not _finite(root, values):
