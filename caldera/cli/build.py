@@ -18,6 +18,7 @@ from caldera.nn.losses import Loss, losses
 from caldera.optim import Optimizer, epoch_rules, schedules
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
 from caldera.train.neural_network import NeuralNetwork
+from caldera.train.tables.members import MOST_ONE_HOT
 
 _RATE_ARGUMENTS = ("initial", "peak", "then")
 """Argument names under which schedules receive the learning rate."""
@@ -27,8 +28,6 @@ _MAIN = "main"
 _CLIPS = {"clip_norm": optim.ClipNorm, "clip_value": optim.ClipValue}
 VALIDATION_PART = 0.2
 """Default fraction of the samples held out when the options require model selection."""
-MOST_ONE_HOT = 30
-"""Categories of a column up to which each enters the network as a feature, without a vector."""
 
 
 def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
@@ -279,6 +278,7 @@ def make_callbacks(options: Mapping[str, Any]) -> list[Callback]:
         "keep_best": lambda _: KeepBest("val_loss"),
         "target_accuracy": lambda level: Target("val_accuracy", level),
         "time_limit": TimeLimit,
+        "time": TimeLimit,
     }
     given = [name for name in makers if name in options and options[name] is not False]
     return [makers[name](options[name]) for name in given]

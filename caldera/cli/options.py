@@ -282,6 +282,8 @@ TRAINING = (
         "target_accuracy", Number(), "stop once the accuracy on the validation data reaches this"
     ),
     RecipeOption("time_limit", Number(), "stop after this many seconds"),
+    RecipeOption("time", Number(), "train for this long, in seconds; a blend uses the whole time"),
+    RecipeOption("fast", Flag(), "train a table with one network, without a blend"),
 )
 
 OPTIMIZER = (

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from caldera.base.formatting import bytes_text, table_lines
+from caldera.base.formatting import table_lines
 from caldera.cli.build import (
     held_out,
     make_callbacks,
@@ -20,9 +20,18 @@ from caldera.cli.datasets import augmented, load_data, show_findings, split_seed
 from caldera.cli.options import GROUPS, given_options, option_flags
 from caldera.cli.prediction_inputs import results_line
 from caldera.cli.recipe import complete, read_recipe, write_recipe
+from caldera.cli.table_blend import (
+    BLEND,
+    blend_lines,
+    blend_options,
+    parameters_text,
+    train_blend,
+    trains_blend,
+)
 from caldera.data import Dataset
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.saving.checkpoint import CheckpointFolder
+from caldera.train.tracking.history import History
 from caldera.train.tracking.leaderboard import leader_rows
 from caldera.train.tracking.run_folder import CURVES, GRAPH, HISTORY, RUN, RunFolder
 
@@ -66,28 +75,29 @@ def run(arguments: argparse.Namespace) -> int:
             hint="continue it with --resume, or use another folder",
         )
     recipe = read_recipe(arguments.recipe) if arguments.recipe else {}
-    options = complete(recipe | given_options(arguments))
+    recipe |= given_options(arguments)
+    options = complete(recipe)
     found = load_data(options)
     show_findings(found, strict=arguments.strict)
-    options = resolved(options, found)
-    found = augmented(held_out(found, options), options)
-    model = make_model(options, found)
-    print("\n".join([*_columns(found), _described(options, found, model)]), flush=True)
     kept = RunFolder(arguments.out)
+    is_blend = not arguments.checkpoint and trains_blend(recipe, found)
+    options = blend_options(options) if is_blend else resolved(options, found)
+    if is_blend:
+        lines = [_data_lines(found), BLEND]
+    else:
+        found = augmented(held_out(found, options), options)
+        model = make_model(options, found)
+        lines = [_described(options, found, model)]
+    print("\n".join([*_columns(found), *lines]), flush=True)
     kept.path.mkdir(parents=True, exist_ok=True)
     write_recipe(kept.path / RECIPE, options)
     started = time.perf_counter()
-    # Without held-out samples no selection is made, so the test data may serve as validation.
-    shown = found.test if len(found.test) else None
-    history = model.fit(
-        found.train,
-        validation=shown if found.validation is None else found.validation,
-        verbose=0 if arguments.quiet else None,
-        callbacks=make_callbacks(options),
-        checkpoint=arguments.checkpoint,
-        class_weights=make_class_weights(options),
-        resume=arguments.resume,
-    )
+    if is_blend:
+        table = train_blend(options, found, verbose=0 if arguments.quiet else None)
+        model, history = table.model, table.history
+        print("\n".join(blend_lines(table)))
+    else:
+        history = _fitted(model, options, found, arguments)
     seconds = time.perf_counter() - started
     if history.stopped and arguments.quiet:
         print(f"stopped: {history.stopped}")
@@ -95,7 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
     # Who ends a run does not want to wait.
     settings = options | split_seed(options)
     record = kept.write(model, history, found, settings=settings, measured=not status)
-    trained = f"trained for {seconds:.1f} s" if options["epochs"] else "not trained: 0 epochs"
+    is_untrained = options.get("epochs") == 0
+    trained = "not trained: 0 epochs" if is_untrained else f"trained for {seconds:.1f} s"
     if record.held_out:
         held = f"{len(found.validation or ()):,} held-out samples of the training data"
         print(f"holdout {results_line(record.held_out)}  ({held})")
@@ -112,6 +123,23 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"wrote   {path}")
     print(f"report  caldera report {kept.path}")
     return status
+
+
+def _fitted(
+    model: NeuralNetwork, options: dict[str, Any], found: Dataset, arguments: argparse.Namespace
+) -> History:
+    """Train a single network."""
+    # Without held-out samples no selection is made, so the test data may serve as validation.
+    shown = found.test if len(found.test) else None
+    return model.fit(
+        found.train,
+        validation=shown if found.validation is None else found.validation,
+        verbose=0 if arguments.quiet else None,
+        callbacks=make_callbacks(options),
+        checkpoint=arguments.checkpoint,
+        class_weights=make_class_weights(options),
+        resume=arguments.resume,
+    )
 
 
 def _status(stopped: str) -> int:
@@ -131,21 +159,24 @@ def _columns(found: Dataset) -> list[str]:
     return [*said, *(f"{'' if row else 'columns':7} {line}" for row, line in enumerate(lines))]
 
 
-def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) -> str:
-    size = sum(parameter.size for parameter in model.parameters())
-    memory = bytes_text(sum(parameter.tensor.nbytes for parameter in model.parameters()))
-    rate = options.get("learning_rate")
-    optimizer = options["optimizer"] + (f", learning rate {rate:g}" if rate else "")
-    if "schedule" in options:
-        optimizer += f" ({options['schedule']})"
+def _data_lines(found: Dataset) -> str:
     classes = f", {found.classes} classes" if found.classes else ""
     held = "" if found.validation is None else f"{len(found.validation)} to choose by, "
     dropped = f" ({found.dropped} rows without all values dropped)" if found.dropped else ""
     return (
         f"data    {found.name}: {len(found.train)} samples to train, {held}"
-        f"{len(found.test)} to test, "
-        f"shape {found.shape}{classes}{dropped}\n"
-        f"model   {options['model']}: {size:,} parameters ({memory})\n"
+        f"{len(found.test)} to test, shape {found.shape}{classes}{dropped}"
+    )
+
+
+def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) -> str:
+    rate = options.get("learning_rate")
+    optimizer = options["optimizer"] + (f", learning rate {rate:g}" if rate else "")
+    if "schedule" in options:
+        optimizer += f" ({options['schedule']})"
+    return (
+        f"{_data_lines(found)}\n"
+        f"model   {options['model']}: {parameters_text(model)}\n"
         f"recipe  {optimizer}, epochs {options['epochs']}, batches of {options['batch_size']}, "
         f"seed {options['seed']}, on {model.device.name}"
     )

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.train.tables.folds import Array, Rows, mean_loss, softmax
+from caldera.train.tables.folds import Array, Rows, each_loss, softmax
 
 PRIOR = 20.0
 """Rows that the preference for equal weights counts as much as."""
 _STEPS = 400
-_WORTH = 0.002
-"""Relative improvement of the loss from which a temperature is used."""
 
 
 def blend_weights(rows: Rows, predictions: list[Array]) -> Array:
@@ -52,18 +50,18 @@ def blend_weights(rows: Rows, predictions: list[Array]) -> Array:
 def best_temperature(rows: Rows, meaning: Array) -> float:
     """Return the temperature of probabilities that minimises the log-loss out of fold.
 
-    It is 1 unless the loss becomes smaller by more than a thousandth or two.
+    A standard error of the improvement is subtracted from it, and without an improvement it is 1.
     """
     chosen = rows.held_out
-    logits = np.log(np.maximum(meaning[chosen], 1e-9))
-    candidates = np.exp(np.linspace(-1.0, 1.0, 41))
-    losses = [
-        mean_loss(rows.targets[chosen], softmax(logits / each), True, rows.row_weights(chosen))
-        for each in candidates
-    ]
-    best = int(np.argmin(losses))
-    usual = rows.loss(chosen, meaning[chosen])
-    return float(candidates[best]) if losses[best] < usual * (1 - _WORTH) else 1.0
+    logits, targets = np.log(np.maximum(meaning[chosen], 1e-9)), rows.targets[chosen]
+    given = np.ones(len(chosen)) if rows.weights is None else rows.weights[chosen]
+    usual, best, temperature = each_loss(targets, softmax(logits), True), 0.0, 1.0
+    for each in np.exp(np.linspace(-1.0, 1.0, 41)):
+        better = given * (usual - each_loss(targets, softmax(logits / each), True))
+        certain = float(better.mean() - better.std() / len(better) ** 0.5)
+        if certain > best:
+            best, temperature = certain, float(each)
+    return temperature
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
-from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.lazy import Expr
 from caldera.core.tensor import DType, Shape
 from caldera.nn import EnsembleLoss
 from caldera.nn.losses import CrossEntropy, Loss, MeanSquared
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FOLDS = 5
 MOST_FOLDED = 20_000
 """Maximum number of rows for cross-validation; larger tables have one validation part."""
-_PATIENCE = 0.25
+_PATIENCE = 0.3
 """Fraction of the planned epochs without a better result after which training ends."""
 _WARM_UP = 0.03
 """Fraction of the run in which the learning rate rises."""
@@ -134,17 +134,21 @@ class Rows:
         return None if self.weights is None else self.weights[rows]
 
 
-def mean_loss(targets: Array, meaning: Array, classes: bool, weights: Array | None = None) -> float:
-    """Return the log-loss of probabilities or the mean squared error of values.
+def each_loss(targets: Array, meaning: Array, classes: bool) -> Array:
+    """Return the log-loss of probabilities or the squared error of values, for each row.
 
-    >>> round(mean_loss(np.array([1]), np.array([[0.5, 0.5]]), True), 4)
-    0.6931
+    >>> each_loss(np.array([1]), np.array([[0.5, 0.5]]), True).round(4).tolist()
+    [0.6931]
     """
     if classes:
         own = np.take_along_axis(meaning, targets[:, None], axis=1)[:, 0]
-        each = -np.log(np.maximum(own.astype(np.float64), 1e-9))
-    else:
-        each = np.square(meaning.reshape(len(targets)).astype(np.float64) - targets)
+        return np.asarray(-np.log(np.maximum(own.astype(np.float64), 1e-9)))
+    return np.asarray(np.square(meaning.reshape(len(targets)).astype(np.float64) - targets))
+
+
+def mean_loss(targets: Array, meaning: Array, classes: bool, weights: Array | None = None) -> float:
+    """Return the mean of `each_loss`; nan for no rows."""
+    each = each_loss(targets, meaning, classes)
     return float(np.average(each, weights=weights)) if len(each) else math.nan
 
 
@@ -155,11 +159,11 @@ def softmax(logits: Array) -> Array:
 
 
 class BestOfFolds(Callback):
-    """Keeps the best weights of each branch and fold by the rows held out, and sets the rate.
+    """Keeps the best weights of each branch, by validation in all folds, and sets the rate.
 
     `branches` has the first and last member of each branch. The learning rate rises, then follows
     a cosine to 0 over `epochs`, or over `seconds` if that is less. Training ends early if no branch
-    of any fold has improved for a quarter of the epochs.
+    has improved for almost a third of the epochs.
     """
 
     def __init__(
@@ -174,9 +178,9 @@ class BestOfFolds(Callback):
         self.branches = dict(branches)
         self.rate, self.epochs, self.seconds = rate, epochs, seconds
         self.history = History()
-        self.best = {(name, fold): math.inf for name in branches for fold in range(rows.count)}
+        self.best = dict.fromkeys(branches, math.inf)
         self.predictions = {name: np.zeros((len(rows.targets), rows.outputs)) for name in branches}
-        self._kept: dict[tuple[str, int], dict[str, Array]] = {}
+        self._kept: dict[str, Array] = {}
         self._improved = 0
         self._epoch_started = self._started = time.perf_counter()
 
@@ -185,8 +189,10 @@ class BestOfFolds(Callback):
 
     def batch_ends(self, run: Run) -> None:
         self._set_rate(run)
-        if self.seconds is not None and self._elapsed() >= self.seconds and self._kept:
-            run.stop(f"the time limit of {self.seconds:g} s")
+        if self.seconds is not None and self._elapsed() >= self.seconds:
+            if not self._kept:
+                self._evaluated(run)
+            run.stop(f"the time limit of {self.seconds:.0f} s")
 
     def epoch_ends(self, run: Run) -> None:
         found = self._evaluated(run)
@@ -196,15 +202,11 @@ class BestOfFolds(Callback):
         self.history.add(run.epoch - 1, results, run.model.optimizer.known_rate())
         if self._improved < run.epoch - max(4, _PATIENCE * self.epochs):
             run.stop("no member improves any more")
-        if self._progress(run) >= 1:
-            run.stop("")
 
     def run_ends(self, run: Run) -> None:
-        for (name, fold), values in self._kept.items():
-            for variable in self._variables(run, name):
-                whole = variable.numpy().copy()
-                _part(whole, fold, self.rows.count)[...] = values[variable.name]
-                variable.assign(whole)
+        for variable in run.model.parameters():
+            if variable.name in self._kept:
+                variable.assign(self._kept[variable.name])
 
     # --- details
 
@@ -222,33 +224,21 @@ class BestOfFolds(Callback):
         run.model.optimizer.learning_rate.assign(self.rate * max(factor, 1e-3))
 
     def _evaluated(self, run: Run) -> dict[str, float]:
-        """Evaluate the rows held out, keep the best weights, and return the branches' losses."""
+        """Validate, keep the weights of branches that improve, and return the branches' losses."""
         rows, held_out = self.rows, self.rows.held_out
         outputs = run.model.predict(rows.x[held_out])
         folds, losses = rows.folds[held_out], {}
         for name, (first, last) in self.branches.items():
             each = (last - first) // rows.count
-            for fold in range(rows.count):
-                chosen = folds == fold
-                start = first + fold * each
-                meaning = rows.meaning(outputs[chosen, start : start + each])
-                loss = rows.loss(held_out[chosen], meaning)
-                if loss < self.best[name, fold]:
-                    self.best[name, fold] = loss
-                    self._improved = run.epoch
-                    self.predictions[name][held_out[chosen]] = meaning
-                    self._kept[name, fold] = {
-                        variable.name: _part(variable.numpy(), fold, rows.count).copy()
-                        for variable in self._variables(run, name)
-                    }
-            losses[name] = float(np.mean([self.best[name, fold] for fold in range(rows.count)]))
+            # The members of a row's fold.
+            own = first + folds[:, None] * each + np.arange(each)
+            meaning = rows.meaning(np.take_along_axis(outputs, own[:, :, None], axis=1))
+            losses[name] = rows.loss(held_out, meaning)
+            if losses[name] < self.best[name]:
+                self.best[name] = losses[name]
+                self._improved = run.epoch
+                self.predictions[name][held_out] = meaning
+                for variable in run.model.parameters():
+                    if f"/{name}/" in f"/{variable.name}":
+                        self._kept[variable.name] = variable.numpy().copy()
         return {"val_loss": min(losses.values()), **{f"val_{n}": v for n, v in losses.items()}}
-
-    def _variables(self, run: Run, branch: str) -> list[Variable]:
-        """Return the parameters of a branch, whose first axis has a part for each fold."""
-        return [each for each in run.model.parameters() if f"/{branch}/" in f"/{each.name}"]
-
-
-def _part(values: Array, fold: int, folds: int) -> Array:
-    size = len(values) // folds
-    return values[fold * size : (fold + 1) * size]

@@ -19,8 +19,8 @@ _MOST_EMBEDDED = 100
 """Numbers up to which each has an embedding."""
 _LEAST_VALUES = 6
 """Different values of a number that has an embedding."""
-_MEMBERS, _UNITS = 8, 128
-"""Members of the ensemble of a fold, and units of their layers."""
+_MEMBERS, _MEMBERS_ALONE, _UNITS = 4, 16, 128
+"""Members of the ensemble of each fold, and of a single one, and units of their layers."""
 _NETWORK_UNITS = 256
 
 
@@ -55,24 +55,30 @@ class Members:
     @property
     def ensemble_size(self) -> int:
         """Number of members of the ensembles of all folds."""
-        return self.rows.count * _MEMBERS
+        folds = self.rows.count
+        return folds * _MEMBERS if folds > 1 else _MEMBERS_ALONE
 
-    def network(self) -> Sequential:
+    def network(self, number: int = 0) -> Sequential:
         """Return dense layers with dropout, a network for each fold."""
-        return self._layers("network", self.rows.count, _NETWORK_UNITS, 0.2)
+        return self._layers("network", number, self.rows.count, _NETWORK_UNITS, 0.3)
 
-    def ensemble(self) -> Sequential:
+    def ensemble(self, number: int = 0) -> Sequential:
         """Return members that share weights, with embeddings of numbers, for each fold."""
-        return self._layers("ensemble", self.ensemble_size, _UNITS, 0.1)
+        return self._layers("ensemble", number, self.ensemble_size, _UNITS, 0.1)
 
-    def _layers(self, name: str, members: int, units: int, dropout: float) -> Sequential:
+    def _layers(
+        self, name: str, number: int, members: int, units: int, dropout: float
+    ) -> Sequential:
         folds, spans = self.rows.count, self.spans
         several = members > folds
         shared: Any = {"members": members, "groups": folds, "activation": "relu"}
         layers: list[Layer] = []
         if several and self.numbers is not None:
-            layers.append(self.numbers)
-            gone = np.asarray(self.numbers.columns)
+            given = self.numbers
+            layers.append(
+                NumberEmbedding(given.edges, given.width, given.columns, members=given.members)
+            )
+            gone = np.asarray(given.columns)
             spans = [(a - int((gone < a).sum()), b - int((gone < a).sum())) for a, b in spans]
         if spans:
             each = folds if folds > 1 else None
@@ -87,5 +93,5 @@ class Members:
                 Dropout(dropout),
                 EnsembleDense(self.rows.outputs, members, members),
             ],
-            name=name,
+            name=f"{name}{number + 1}" if number else name,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,10 +12,12 @@ import numpy as np
 
 from caldera import optim
 from caldera.base.arguments import require
-from caldera.data import Dataset
+from caldera.data import Dataset, Pipeline
 from caldera.errors import DataError
 from caldera.nn import Blend, Branches, EnsembleDense, Input, Rescale, Sequential
+from caldera.nn.layer import Layer
 from caldera.train.neural_network import NeuralNetwork
+from caldera.train.sample_weights import SampleWeights
 from caldera.train.tables.blending import TargetCurve, best_temperature, blend_weights
 from caldera.train.tables.folds import (
     FOLDS,
@@ -24,18 +27,22 @@ from caldera.train.tables.folds import (
     FoldLoss,
     Rows,
     fold_numbers,
+    mean_loss,
     softmax,
 )
 from caldera.train.tables.linear import LinearMembers, linear_members
 from caldera.train.tables.members import Members
 from caldera.train.tracking.history import History
 
-_RATE, _DECAY = 3e-3, 0.02
+_RATE, _DECAY = 1e-3, 0.1
 _LEAST_WEIGHT = 0.02
 """Weight under which a member is left out."""
 _LEAST_GAIN, _LEAST_SKEW = 0.97, 1.0
 """Relative error out of fold, and skewness, at which the logarithm of a target is learnt."""
+INTERRUPTED = "interrupted"
 _MEMBERS = "members"
+Part = tuple[Sequential, Array]
+"""A member: its layers, and its predictions out of fold."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class TableRun:
     - `rows`: numbers of the validated training rows, in order.
     - `predictions`: the blend's out-of-fold predictions for these rows: probabilities
       (rows, classes), or values in the unit of the target.
+    - `targets`: the class numbers or values of these rows.
     - `members`: the same of each member, by name.
     - `weights`: the weight of each member in the blend.
     - `folds`: the fold of each training row.
@@ -56,6 +64,7 @@ class TableRun:
     model: NeuralNetwork
     rows: Array
     predictions: Array
+    targets: Array
     members: Mapping[str, Array]
     weights: Mapping[str, float]
     folds: Array
@@ -63,14 +72,26 @@ class TableRun:
     temperature: float = 1.0
     notes: tuple[str, ...] = ()
 
+    @property
+    def results(self) -> dict[str, float]:
+        """Log-loss and accuracy, or error and R2, of the predictions out of fold."""
+        classes = self.predictions.shape[1] > 1
+        loss = mean_loss(self.targets, self.predictions, classes)
+        if classes:
+            right = self.predictions.argmax(axis=1) == self.targets
+            return {"loss": loss, "accuracy": float(right.mean())}
+        spread = float(self.targets.var())
+        return {"rmse": loss**0.5, "r2": 1 - loss / spread if spread else math.nan}
+
 
 def train_table(
     found: Dataset,
     *,
     seconds: float | None = None,
     seed: int = 0,
-    weights: Array | None = None,
     folds: Array | None = None,
+    sample_weights: Any = None,
+    class_weights: Any = None,
     device: Any = None,
     verbose: int | None = 0,
 ) -> TableRun:
@@ -81,7 +102,7 @@ def train_table(
     trained in one plan, each with its best weights. Predictions out of fold determine the members'
     weights, the temperature, and whether the logarithm of a skewed target is learnt.
 
-    `weights` has a number for each row, and `folds` the fold of each row, from 0.
+    `folds` has the fold of each row, from 0. Weights are as in `Model.fit`.
 
     >>> import caldera as cd
     >>> rows = [{"width": n / 30, "area": 2 + n / 15} for n in range(60)]
@@ -91,6 +112,8 @@ def train_table(
     """
     started = time.perf_counter()
     x, y = _arrays(found)
+    given = SampleWeights.of(Pipeline.of(found.train), sample_weights, class_weights)
+    weights = None if given is None else given.of_samples(np.arange(len(y)), y)
     numbers = fold_numbers(y, FOLDS, seed) if folds is None else np.asarray(folds)
     # Large tables have a single validation part.
     count = int(numbers.max()) + 1 if len(y) <= MOST_FOLDED or folds is not None else 1
@@ -98,24 +121,28 @@ def train_table(
     curve, linear = _curve_and_linear(rows, _scale(found, y))
     learnt = rows if rows.classes else replace(rows, targets=curve.applied(y))
     members = Members.of(found, learnt)
-    parts: dict[str, tuple[Sequential, Array]] = {
-        "linear": (_linear_layer(rows), linear.predictions)
-    }
-    histories = []
-    while True:
-        round_started = time.perf_counter()
-        left = None if seconds is None else seconds - (round_started - started)
-        number = len(histories)
-        layers, keeper = _fitted(members, seed + number, left, device, verbose)
+    left = None if seconds is None else seconds - (time.perf_counter() - started)
+    parts, history = _rounds(members, left, seed, device, verbose)
+    parts["linear"] = _linear_part(rows, linear)
+    return _blended(found, rows, curve, parts, history, seed, device)
+
+
+def _rounds(
+    members: Members, seconds: float | None, seed: int, device: Any, verbose: int | None
+) -> tuple[dict[str, Part], History]:
+    """Train networks of all folds, several times if `seconds` are left; return them by name."""
+    parts: dict[str, Part] = {}
+    histories: list[History] = []
+    left, enough = seconds, False
+    while not enough:
+        started = time.perf_counter()
+        layers, keeper = _fitted(members, len(histories), seed, left, device, verbose)
         histories.append(keeper.history)
-        for name, layer in layers.items():
-            label = f"{name}{number + 1}" if number else name
-            layer.name = label
-            parts[label] = (layer, keeper.predictions[name])
-        now = time.perf_counter()
-        if seconds is None or seconds - (now - started) < 0.5 * (now - round_started):
-            break
-    return _blended(found, rows, curve, parts, linear, histories[0], seed, device)
+        parts |= {name: (layer, keeper.predictions[name]) for name, layer in layers.items()}
+        took = time.perf_counter() - started
+        left = None if left is None else left - took
+        enough = left is None or left < 0.5 * took or bool(keeper.history.stopped)
+    return parts, histories[0]
 
 
 def _arrays(found: Dataset) -> tuple[Array, Array]:
@@ -161,20 +188,26 @@ def _curve_and_linear(rows: Rows, plain: TargetCurve) -> tuple[TargetCurve, Line
     return (curve, other) if errors[1] < _LEAST_GAIN * errors[0] else (plain, found)
 
 
-def _linear_layer(rows: Rows) -> Sequential:
-    """Return the linear models of all folds as a layer."""
-    return Sequential([EnsembleDense(rows.outputs, rows.count, rows.count)], name="linear")
+def _linear_part(rows: Rows, fitted: LinearMembers) -> Part:
+    """Return the linear models of all folds as a layer, and their predictions."""
+    layer = EnsembleDense(rows.outputs, rows.count, rows.count)
+    part = Sequential([layer], name="linear")
+    network = NeuralNetwork([Input(rows.x.shape[1:]), Sequential([part], name=_MEMBERS)])
+    for parameter, values in zip(network.parameters(), fitted[:2], strict=True):
+        parameter.assign(values)
+    return part, fitted.predictions
 
 
 def _plan(rows: int) -> tuple[int, int]:
     """Return batch size and number of epochs for a number of rows."""
-    batch = 32 if rows < 1000 else 64 if rows < 6000 else 256
-    steps = 2400 if rows < 20_000 else 3000
-    return batch, int(np.clip(steps * batch / rows, 10, 100))
+    batch = 32 if rows < 500 else 64 if rows < 6000 else 256
+    steps = 1600 if rows < 20_000 else 3000
+    return batch, int(np.clip(steps * batch / rows, 10, 80))
 
 
 def _fitted(
     members: Members,
+    number: int,
     seed: int,
     seconds: float | None,
     device: Any,
@@ -182,8 +215,9 @@ def _fitted(
 ) -> tuple[dict[str, Sequential], BestOfFolds]:
     """Train the networks of all folds in one plan; return them with their best weights."""
     rows = members.rows
-    layers = {"network": members.network(), "ensemble": members.ensemble()}
-    counts = {"network": rows.count, "ensemble": members.ensemble_size}
+    made = members.network(number), members.ensemble(number)
+    layers = {each.name: each for each in made}
+    counts = dict(zip(layers, (rows.count, members.ensemble_size), strict=True))
     branches, start = {}, 0
     for name, count in counts.items():
         branches[name] = (start, start + count)
@@ -200,18 +234,19 @@ def _fitted(
         batch_size=batch,
         epochs=epochs,
         metrics=[],
-        seed=seed,
+        seed=seed + number,
         device=device,
     )
     keeper = BestOfFolds(rows, branches, _RATE, epochs, seconds)
     kind = np.int64 if rows.classes else np.float32
     targets = np.stack([rows.targets, rows.folds], axis=1).astype(kind)
-    model.fit(
+    history = model.fit(
         (rows.x[learnt], targets[learnt]),
         verbose=verbose,
         callbacks=[keeper],
         sample_weights=rows.row_weights(learnt),
     )
+    keeper.history.stopped = history.stopped if history.stopped == INTERRUPTED else ""
     return layers, keeper
 
 
@@ -219,13 +254,12 @@ def _blended(
     found: Dataset,
     rows: Rows,
     curve: TargetCurve,
-    parts: Mapping[str, tuple[Sequential, Array]],
-    linear: LinearMembers,
+    parts: Mapping[str, Part],
     history: History,
     seed: int,
     device: Any,
 ) -> TableRun:
-    """Weigh the members by the rows held out, and build the network that blends them."""
+    """Weigh the members by validation, and build the network that blends them."""
     known = {name: each for name, (_, each) in parts.items()}
     if not rows.classes:
         known = {name: curve.undone(each) for name, each in known.items()}
@@ -233,46 +267,42 @@ def _blended(
     weights = {n: w for n, w in zip(known, chosen.tolist(), strict=True) if w >= _LEAST_WEIGHT}
     weights = {name: weight / sum(weights.values()) for name, weight in weights.items()}
     meaning = sum(weight * known[name] for name, weight in weights.items())
-    temperature, notes = 1.0, []
+    temperature = 1.0
     if rows.classes:
         temperature = best_temperature(rows, meaning)
         meaning = softmax(np.log(np.maximum(meaning, 1e-9)) / temperature)
     scale = _scale(found, rows.targets)
-    layers = [
-        Input(rows.x.shape[1:]),
-        Blend(
-            [parts[name][0] for name in weights],
-            list(weights.values()),
-            classes=rows.classes,
-            temperature=temperature,
-            curve=curve.within(scale, rows.targets) if curve.is_log else None,
-            name=_MEMBERS,
-        ),
-    ]
-    if not rows.classes and (found.schema is None or found.schema.target_scale is None):
-        layers.append(Rescale(scale.scale, scale.mean))
-    model = NeuralNetwork(
-        layers,
-        loss="cross_entropy" if rows.classes else "mean_squared",
-        batch_size=256,
-        seed=seed,
-        device=device,
+    blend = Blend(
+        [parts[name][0] for name in weights],
+        list(weights.values()),
+        classes=rows.classes,
+        temperature=temperature,
+        curve=curve.within(scale, rows.targets) if curve.is_log else None,
+        name=_MEMBERS,
     )
-    if "linear" in weights:
-        for parameter, values in zip(parts["linear"][0].parameters(), linear[:2], strict=True):
-            parameter.assign(values)
-    model.schema = found.train.schema
-    held_out = rows.held_out
-    if curve.is_log:
-        notes.append("the logarithm of the target is learnt, with a smaller error out of fold")
+    held_out, log = rows.held_out, ("the logarithm of the target is learnt",)
     return TableRun(
-        model,
-        held_out,
-        meaning[held_out],
-        {name: each[held_out] for name, each in known.items()},
-        weights,
-        rows.folds,
-        history,
-        temperature,
-        tuple(notes),
+        model=_network(found, blend, scale, seed, device),
+        rows=held_out,
+        predictions=meaning[held_out],
+        targets=rows.targets[held_out],
+        members={name: each[held_out] for name, each in known.items()},
+        weights=weights,
+        folds=rows.folds,
+        history=history,
+        temperature=temperature,
+        notes=log if curve.is_log else (),
     )
+
+
+def _network(
+    found: Dataset, blend: Blend, scale: TargetCurve, seed: int, device: Any
+) -> NeuralNetwork:
+    """Return the blend as a network with the schema of its table."""
+    layers: list[Layer] = [Input(found.shape), blend]
+    if not blend.classes and (found.schema is None or found.schema.target_scale is None):
+        layers.append(Rescale(scale.scale, scale.mean))
+    loss = "cross_entropy" if blend.classes else "mean_squared"
+    model = NeuralNetwork(layers, loss=loss, batch_size=256, seed=seed, device=device)
+    model.schema = found.train.schema
+    return model
