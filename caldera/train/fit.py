@@ -203,7 +203,9 @@ def _run(
     options: FitOptions,
 ) -> tuple[Run, Checkpointer | None]:
     """Return the run and the callback that saves it."""
-    saver = Checkpointer(options.checkpoint) if options.checkpoint is not None else None
+    saver = options.checkpoint
+    if saver is not None and not isinstance(saver, Checkpointer):
+        saver = Checkpointer(saver)
     size = options.batch_size
     if model.whole_batches and not given.pipeline.is_stream:
         size = min(size, len(given.pipeline))

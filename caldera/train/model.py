@@ -39,6 +39,7 @@ from caldera.train.fit import FitOptions, evaluate, fit, make_steps
 from caldera.train.lr_find import LearningRates, lr_find
 from caldera.train.model_settings import GivenLoss
 from caldera.train.network_graph import NetworkGraph
+from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.saving.model_file import load_weights, save_model
 from caldera.train.step import StepPlans
 from caldera.train.step_graph import (
@@ -227,9 +228,10 @@ class Model(NetworkGraph):
         numbers, or class probabilities, which set the loss to `CrossEntropy(probabilities=True)`.
 
         `validation` is data to evaluate after each epoch, or the fraction of samples to hold out.
-        `checkpoint` is a folder to save to, and `resume=True` continues from it. `device` moves the
-        model. `parallel` is a strategy of `caldera.parallel`; by default the processes of a job
-        share each batch. `class_weights` are a number per class, a dict, or "balanced".
+        `checkpoint` is a folder to save to, or a `Checkpointer`, and `resume=True` continues from
+        it. `device` moves the model. `parallel` is a strategy of `caldera.parallel`; by default the
+        processes of a job share each batch. `class_weights` are a number per class, a dict, or
+        "balanced".
 
         Arrays are read during training and not copied: writing to them before the end affects
         training.
@@ -257,7 +259,9 @@ class Model(NetworkGraph):
                 shuffle=truth(shuffle, "shuffle"),
                 verbose=verbose,
                 callbacks=instances(callbacks, Callback, "callbacks"),
-                checkpoint=folder(checkpoint, "checkpoint"),
+                checkpoint=checkpoint
+                if isinstance(checkpoint, Checkpointer)
+                else folder(checkpoint, "checkpoint"),
                 resume=truth(resume, "resume"),
                 parallel=parallel,
                 sample_weights=sample_weights,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "sinfo")
@@ -38,8 +39,8 @@ MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
 {nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
+PartitionName=all Nodes=ALL Default=YES PriorityTier=1 GraceTime={grace_s} MaxTime=INFINITE State=UP
+{settings}"""
 
 
 class NoSlurmError(Exception):
@@ -48,18 +49,55 @@ class NoSlurmError(Exception):
 
 @dataclass(frozen=True)
 class SmallSlurm:
-    """The nodes, and the variables that Slurm's commands need."""
+    """The nodes, the variables that Slurm's commands need, and a daemon for each node."""
 
     nodes: Sequence[str]
     variables: dict[str, str]
+    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def state(self) -> str:
         """Return the state of all nodes, in one line."""
-        command = ["sinfo", "--noheader", "--format=%T"]
-        done = subprocess.run(
-            command, env={**os.environ, **self.variables}, capture_output=True, text=True
+        return " ".join(self._answer("sinfo", "--noheader", "--format=%T").split())
+
+    def start(self, name: str, *command: str) -> None:
+        """Start a daemon."""
+        self.daemons[name] = subprocess.Popen(
+            command,
+            env={**os.environ, **self.variables},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
-        return " ".join(done.stdout.split())
+
+    def start_node(self, node: str) -> None:
+        """Start the daemon of a node."""
+        self.start(node, _program("slurmd"), "-D", "-N", node)
+
+    def resume(self, node: str) -> None:
+        """Make a node usable that was drained or down."""
+        self._answer("scontrol", "update", f"nodename={node}", "state=resume")
+
+    def kill_node(self, node: str, folder: Path) -> None:
+        """Kill a node's daemon, and what the jobs of a folder run there."""
+        self.daemons[node].kill()
+        self.daemons[node].wait()
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, IndexError):
+                environment = (path / "environ").read_bytes().split(b"\0")
+                is_there = f"SLURMD_NODENAME={node}".encode() in environment
+                if is_there and Path(os.readlink(path / "cwd")) == folder:
+                    parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                    os.kill(int(path.name), signal.SIGKILL)
+                    if Path(f"/proc/{parent}/comm").read_text().startswith("slurmstepd"):
+                        os.kill(parent, signal.SIGKILL)
+        # The nodes share a folder that machines do not share, where the PMIx plugin leaves files.
+        for path in Path(self.variables["SLURM_CONF"]).parent.glob("tmp/spmix*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _answer(self, *command: str) -> str:
+        environment = {**os.environ, **self.variables}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.stdout
 
 
 def _program(name: str) -> str:
@@ -77,8 +115,10 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def small_slurm(folder: Path, nodes: int = 1, processors: int = 4) -> Iterator[SmallSlurm]:
-    """Start Slurm in a folder, and end it."""
+def small_slurm(
+    folder: Path, nodes: int = 1, processors: int = 4, *, settings: str = "", grace_s: int = 0
+) -> Iterator[SmallSlurm]:
+    """Start Slurm in a folder, and end it; preempted jobs have `grace_s` seconds."""
     programs = {name: _program(name) for name in PROGRAMS}
     for name in ("state", "tmp"):
         (folder / name).mkdir(parents=True)
@@ -92,33 +132,32 @@ def small_slurm(folder: Path, nodes: int = 1, processors: int = 4) -> Iterator[S
     configuration = folder / "slurm.conf"
     configuration.write_text(
         _CONFIGURATION.format(
-            host=host, ports=ports, user=getpass.getuser(), folder=folder, nodes="\n".join(lines)
+            host=host,
+            ports=ports,
+            user=getpass.getuser(),
+            folder=folder,
+            nodes="\n".join(lines),
+            settings=settings,
+            grace_s=grace_s,
         )
     )
     made = SmallSlurm(names, {"SLURM_CONF": str(configuration)})
-    commands = [[programs["slurmctld"], "-D", "-c"]]
-    commands += [[programs["slurmd"], "-D", "-N", name] for name in names]
-    daemons = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **made.variables},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        for command in commands
-    ]
+    made.start("slurmctld", programs["slurmctld"], "-D", "-c")
+    for name in names:
+        made.start_node(name)
     try:
         until = time.monotonic() + START_S
         while (state := made.state()) != "idle":
-            if time.monotonic() > until or any(each.poll() is not None for each in daemons):
+            if time.monotonic() > until or any(
+                each.poll() is not None for each in made.daemons.values()
+            ):
                 raise NoSlurmError(f"Slurm does not start here: its nodes are {state!r}")
             time.sleep(0.1)
         yield made
     finally:
-        for each in reversed(daemons):
+        for each in reversed(made.daemons.values()):
             each.terminate()
-        for each in daemons:
+        for each in made.daemons.values():
             try:
                 each.wait(5)
             except subprocess.TimeoutExpired:

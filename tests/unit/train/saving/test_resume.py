@@ -176,6 +176,17 @@ def test_it_saves_every_so_many_steps_and_keeps_the_newest(tmp_path: Path) -> No
     assert saver.folder.steps() == [14, 12]
 
 
+def test_a_run_is_resumed_with_intervals_of_its_own(tmp_path: Path) -> None:
+    whole = classifier()
+    fit(whole)
+    for stop in (StopAt(5), None):
+        model, saver = classifier(), Checkpointer(tmp_path, every_steps=2, keep=100)
+        fit(model, checkpoint=saver, resume=True, callbacks=[stop] if stop else [])
+    # At every second step unless the last one is still being written, and where it stops.
+    assert set(saver.folder.steps()) >= {2, 5, 6, 21}
+    assert same_bits(values(model), values(whole))
+
+
 def test_a_new_run_does_not_overwrite_another(tmp_path: Path) -> None:
     fit(classifier(), epochs=1, checkpoint=tmp_path)
     with pytest.raises(CheckpointError, match=r"expected none from another run.*step 7.*resume"):
