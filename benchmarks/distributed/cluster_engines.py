@@ -29,7 +29,7 @@ import numpy as np
 
 from caldera import dmath as dm
 from caldera import search
-from caldera.errors import CommError
+from caldera.errors import CalderaError, CommError
 
 ROOT = Path(__file__).parents[2]
 WORKERS, STEPS = 3, 3
@@ -47,6 +47,8 @@ def dask_cluster() -> Iterator[tuple[Any, PIDS]]:
     given = {
         "distributed.deploy.lost-worker-timeout": "10 minutes",
         "distributed.nanny.environ.PYTHONPATH": str(ROOT),
+        # A new worker starts sooner.
+        "distributed.worker.multiprocessing-method": "forkserver",
     }
     with (
         dask.config.set(given),
@@ -166,7 +168,8 @@ def matrices(cluster: Any, checks: int) -> dict[str, Any]:
             try:
                 session: Any = dm.connect(WORKERS, on=cluster)
                 break
-            except CommError:
+            except CalderaError:
+                # The worker that was killed last may still be starting.
                 if time.monotonic() > until:
                     raise
         for _ in range(checks // SESSIONS):

@@ -81,15 +81,20 @@ class SmallSlurm:
         """Kill a node's daemon, and what the jobs of a folder run there."""
         self.daemons[node].kill()
         self.daemons[node].wait()
+        daemons, others = set(), set()
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, IndexError):
                 environment = (path / "environ").read_bytes().split(b"\0")
                 is_there = f"SLURMD_NODENAME={node}".encode() in environment
                 if is_there and Path(os.readlink(path / "cwd")) == folder:
+                    others.add(int(path.name))
                     parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-                    os.kill(int(path.name), signal.SIGKILL)
                     if Path(f"/proc/{parent}/comm").read_text().startswith("slurmstepd"):
-                        os.kill(parent, signal.SIGKILL)
+                        daemons.add(parent)
+        # First those that would report the end of the others.
+        for process in (*daemons, *others):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         # The nodes share a folder that machines do not share, where the PMIx plugin leaves files.
         for path in Path(self.variables["SLURM_CONF"]).parent.glob("tmp/spmix*"):
             shutil.rmtree(path, ignore_errors=True)
