@@ -3,7 +3,7 @@
     python benchmarks/distributed/cluster_engines.py dask --kills 200 --kept counts.jsonl
     python benchmarks/distributed/cluster_engines.py ray --kills 50 --kept counts.jsonl
 
-A grid of 1,000 trials runs on three workers, one of which is killed whenever all three are there:
+A grid of 1,000 trials runs on three workers, one of which is killed whenever all three run trials:
 so kills are further apart than a worker's start. A trial waits more than it computes, and its
 values are known. Then products of random matrices on three workers are compared with NumPy's, and
 a worker of each session is killed while it computes. One JSON line for each part.
@@ -20,7 +20,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,10 @@ ROOT = Path(__file__).parents[2]
 WORKERS, STEPS = 3, 3
 SESSIONS = 5
 MOST_S = 120.0
-PIDS = Callable[[], list[int]]
 
 
 @contextmanager
-def dask_cluster() -> Iterator[tuple[Any, PIDS]]:
+def dask_cluster() -> Iterator[Any]:
     """Three Dask workers, which their nannies start again."""
     import dask
     import distributed
@@ -57,12 +56,12 @@ def dask_cluster() -> Iterator[tuple[Any, PIDS]]:
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        yield client, lambda: [*client.run(os.getpid).values()]
+        yield client
 
 
 @contextmanager
-def ray_cluster() -> Iterator[tuple[Any, PIDS]]:
-    """Ray with three cores: actors are processes, found by their title."""
+def ray_cluster() -> Iterator[Any]:
+    """Ray with three cores: each runs an actor."""
     import ray
 
     ray.init(
@@ -73,15 +72,7 @@ def ray_cluster() -> Iterator[tuple[Any, PIDS]]:
         runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
     )
 
-    def actors() -> list[int]:
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with suppress(OSError):
-                if path.read_bytes().startswith(b"ray::Actor"):
-                    found.append(int(path.parent.name))
-        return found
-
-    yield "ray", actors
+    yield "ray"
     ray.shutdown()
 
 
@@ -94,32 +85,33 @@ def value(x: int, step: int) -> float:
 
 
 class Killer(threading.Thread):
-    """Kills one of three workers whenever all three have run for a while."""
+    """Kills one of three workers whenever all three run trials."""
 
-    def __init__(self, pids: PIDS, log: Path, kills: int) -> None:
+    def __init__(self, log: Path, kills: int) -> None:
         super().__init__(daemon=True)
-        self._pids, self._log, self.left = pids, log, kills
+        self._log, self.left = log, kills
         self.over, self.killed = threading.Event(), 0
         self._draw = random.Random(1)
 
     def run(self) -> None:
-        while self.left and not self.over.wait(0.2):
-            try:
-                there = self._pids()
-            except (OSError, CommError, TimeoutError, KeyError):
-                continue
-            working = set(self._log.read_text().split()[1::2]) if self._log.exists() else set()
+        while self.left and not self.over.wait(0.1):
+            begun = self._log.read_text().split()[1::2] if self._log.exists() else []
             # A worker that has begun no trial is still starting.
-            ready = [pid for pid in there if str(pid) in working]
-            if len(there) != WORKERS or len(ready) != WORKERS:
-                continue
-            self.over.wait(self._draw.uniform(0.1, 0.6))
-            with suppress(ProcessLookupError):
-                os.kill(self._draw.choice(ready), signal.SIGKILL)
-                self.killed, self.left = self.killed + 1, self.left - 1
+            there = [pid for pid in dict.fromkeys(begun) if _runs(int(pid))]
+            if len(there) == WORKERS:
+                self.over.wait(self._draw.uniform(0.0, 0.5))
+                with suppress(ProcessLookupError):
+                    os.kill(int(self._draw.choice(there)), signal.SIGKILL)
+                    self.killed, self.left = self.killed + 1, self.left - 1
 
 
-def trials(cluster: Any, pids: PIDS, count: int, kills: int, seconds: float) -> dict[str, Any]:
+def _runs(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def trials(cluster: Any, count: int, kills: int, seconds: float) -> dict[str, Any]:
     """Run the grid while workers are killed, and check every trial."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "begun"
@@ -131,7 +123,7 @@ def trials(cluster: Any, pids: PIDS, count: int, kills: int, seconds: float) -> 
                 time.sleep(seconds / STEPS)
                 yield value(x, step)
 
-        killer = Killer(pids, log, kills)
+        killer = Killer(log, kills)
         killer.start()
         began = time.monotonic()
         grid = {"x": search.integer(0, count - 1)}
@@ -204,9 +196,9 @@ def main() -> None:
     options.add_argument("--checks", type=int, default=150)
     options.add_argument("--kept", type=Path, help="file of results, to which these are added")
     given = options.parse_args()
-    with CLUSTERS[given.cluster]() as (cluster, pids):
+    with CLUSTERS[given.cluster]() as cluster:
         for part in (
-            lambda: trials(cluster, pids, given.trials, given.kills, given.seconds),
+            lambda: trials(cluster, given.trials, given.kills, given.seconds),
             lambda: matrices(cluster, given.checks),
         ):
             line = json.dumps({"on": given.cluster, **part()})
