@@ -143,6 +143,9 @@ class NcclCommunicator(Communicator):
     def describe(self) -> str:
         return f"{self.name} {nccl().get_version()} with {self.host.describe()}"
 
+    def route(self, device: str) -> str:
+        return self.name if device.startswith("cuda") else self.host.route(device)
+
     def _reaches_message(self, buffer: np.ndarray) -> bool:
         return self.host._reaches_message(buffer)
 

@@ -262,6 +262,15 @@ class PointToPoint(ABC):
         """Return True if a buffer can be reduced, or moved without `op`, without staging."""
         return not on_card(buffer)
 
+    def route(self, device: str) -> str:
+        """Return how values on a device travel between ranks.
+
+        >>> from caldera.comm import SingleProcess
+        >>> SingleProcess().route("cuda:0")
+        'one process, through the host'
+        """
+        return self.name if device == "cpu" else f"{self.name}, through the host"
+
     def _reaches_message(self, buffer: np.ndarray) -> bool:
         """Return True if a buffer can be sent or received without staging."""
         return self._reaches(buffer)

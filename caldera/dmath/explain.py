@@ -27,11 +27,13 @@ class ArrayExplanation:
     - `moves`: the transfers, in order.
     - `choices`: the selected algorithms.
     - `layout`: the layout of the result.
+    - `route`: how values travel between ranks: "sockets", or "MPI, through the host" from GPUs.
     """
 
     moves: tuple[Move, ...]
     choices: tuple[ShardingStrategy, ...]
     layout: ShardLayout
+    route: str
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +56,7 @@ class ArrayExplanation:
             )
             lines += _beaten(choice)
         lines += ["", f"in all {bytes_text(self.nbytes)}, {self.seconds:.1e} s"]
-        lines.append(f"result: {summary(self.layout)}")
+        lines.append(f"result: {summary(self.layout)}; messages: {self.route}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -74,7 +76,7 @@ def explained(node: Node, session: Session, *, again: bool = False) -> ArrayExpl
     again = again and session.one_script
     links = session.links([symbol.spec for symbol in leaves], again=again)
     found = distribute([node], leaves, ranks=session.ranks, rank=0, links=links)
-    return ArrayExplanation(found.moves, found.choices, found.layouts[0])
+    return ArrayExplanation(found.moves, found.choices, found.layouts[0], session.route)
 
 
 def _beaten(choice: ShardingStrategy) -> list[str]:

@@ -221,6 +221,13 @@ def links(rank: Rank) -> tuple[float, ...]:
 
 
 @service
+def route(rank: Rank) -> str:
+    """Return how a rank's values travel: those on a GPU are always copied to the host first."""
+    communicator = rank.communicator
+    return getattr(communicator, "host", communicator).route(rank.device.name)
+
+
+@service
 def fetch(rank: Rank, number: int, view: View, wait: bool) -> None:
     """Begin to bring an array to another layout, and perhaps wait for it."""
     rank.fetch(number, view, wait)

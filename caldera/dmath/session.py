@@ -217,6 +217,11 @@ class Session(ABC):
                 self._links = found
         return self._links or Links()
 
+    @property
+    def route(self) -> str:
+        """Return how values travel between ranks; see `ArrayExplanation`."""
+        return str(self.call("route")[0])
+
     def forget(self, number: int) -> None:
         """Mark an array as unreferenced; the next message frees its parts."""
         # Called by the garbage collector, in any thread and in the middle of anything.
@@ -360,6 +365,11 @@ class SpmdSession(Session):
     @property
     def is_first(self) -> bool:
         return self._here.communicator.rank == 0
+
+    @property
+    def route(self) -> str:
+        # A rank that calls `explain` does so alone.
+        return str(SERVICES["route"](self._here))
 
     def agree(self, text: str) -> str:
         return str(self._here.communicator.bcast_object(text))

@@ -135,6 +135,8 @@ def footer(found: Explanation) -> Iterator[str]:
             time = f", in {seconds_text(took)}{share}" if share else ""
             yield (f"settings.memory_limit: {bytes_text(nbytes)} {what} by {len(rows)} steps{time}")
     yield from _placement_lines(found)
+    if found.route:
+        yield f"messages between ranks: {found.route}"
     work = flops_text(found.flops)
     if found.seconds:
         work += f" in {seconds_text(found.seconds)} ({flops_text(found.flops / found.seconds)}/s)"
@@ -242,6 +244,8 @@ class Explanation:
     """Copies between devices in a run."""
     placement: str = ""
     """Why steps are on the devices they are on, if there are several."""
+    route: str = ""
+    """How values travel between ranks: "NCCL", or "MPI, through the host"."""
 
     @property
     def copied_bytes(self) -> int:
@@ -290,7 +294,13 @@ def explained(
         flops=sum(row.flops for row in rows if row.depth == 0),
         seconds=None if seconds is None else sum(seconds),
         peaks=peaks,
+        route=_route(plan),
     )
+
+
+def _route(plan: Plan) -> str:
+    sends = any(isinstance(step.node.attrs.get("message"), Message) for step in plan.schedule.steps)
+    return plan.communicator.route(plan.device.name) if sends and plan.communicator else ""
 
 
 def fastest(schedule: StepSchedule, seconds: Sequence[float]) -> dict[DType, float]:

@@ -68,6 +68,7 @@ class Plan:
         self.original = original
         self.optimised = optimised
         self.device = device
+        self.communicator = communicator
         self._choose_simple = choose
         self._choose_well = choose_well
         self._has_run = False

@@ -190,3 +190,13 @@ def test_ranks_with_a_card_each_take_nccl(
 def test_who_cannot_go_on_without_a_rank_says_so() -> None:
     with pytest.raises(CommError, match="survives the death of a rank"):
         SingleProcess().Shrink()
+
+
+@pytest.mark.usefixtures("fake_card")
+def test_the_route_of_messages_is_told() -> None:
+    def work(comm: Communicator) -> list[str]:
+        own = NcclCommunicator(comm, card=0)
+        return [each.route(device) for each in (own, comm) for device in ("cuda:0", "cpu")]
+
+    routes = ["NCCL", "threads", "threads, through the host", "threads"]
+    assert run_virtual_ranks(2, work) == [routes] * 2

@@ -41,6 +41,7 @@ def test_ranks_that_share_a_device_are_right(ranks: int, device: str, monkeypatc
             np.testing.assert_allclose(made.numpy(), right, rtol=1e-9, atol=1e-9)
         homes = {home.partition(":")[0] for each in session.call("homes") for home in each}
         assert homes == {device}
+        assert str((x @ y).explain()).endswith("messages: threads, through the host")
         drawn = dm.random((9, 5), seed=3).numpy()
     with dm.connect(threads=2):
         np.testing.assert_array_equal(drawn, dm.random((9, 5), seed=3).numpy())
@@ -54,3 +55,5 @@ def test_devices_that_are_not_there_are_refused() -> None:
         with pytest.raises(ConfigError, match="on loopback and the wish for 1 on cpu"):
             dm.connect(1, device="cpu")
         assert dm.ones((2, 2)).sum().item() == 4
+        assert dm.ones((2, 2)).explain().route == "one process, through the host"
+    assert dm.ones((2, 2)).explain().route == "one process"
