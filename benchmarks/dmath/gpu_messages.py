@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from caldera.comm.processes import launch
 
 import caldera as cd
 from caldera import dmath as dm
 from caldera.bench.timing import Stopwatch
 from caldera.comm import Communicator, NcclCommunicator, SingleProcess, world
+from caldera.comm.supervision import launch
 from caldera.core.memory.gpus import card_count, own_card
 
 SIZES = (1 << 12, 1 << 18, 1 << 24)

@@ -83,7 +83,7 @@ class Session(ABC):
     """Ranks that store arrays and run programs.
 
     - `ranks`: the number of ranks with data.
-    - `device`: where they store it and compute.
+    - `device`: the device on which they store it and compute.
     - `traffic`: sent and received data of this process, by operation; `control` counts orders.
 
     >>> from caldera import dmath as dm
@@ -368,7 +368,7 @@ class SpmdSession(Session):
 
     @property
     def route(self) -> str:
-        # A rank that calls `explain` does so alone.
+        # The call of `explain` on a rank involves no other rank.
         return str(SERVICES["route"](self._here))
 
     def agree(self, text: str) -> str:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from caldera.comm.processes import launch
 
 from caldera.comm.mpi_library import find_launcher
+from caldera.comm.supervision import launch
 from tests.mpi.conftest import JOBS, PATIENCE_S, ROOT, run_in_session
 
 

@@ -135,12 +135,11 @@ def footer(found: Explanation) -> Iterator[str]:
             time = f", in {seconds_text(took)}{share}" if share else ""
             yield (f"settings.memory_limit: {bytes_text(nbytes)} {what} by {len(rows)} steps{time}")
     yield from _placement_lines(found)
-    if found.route:
-        yield f"messages between ranks: {found.route}"
     work = flops_text(found.flops)
     if found.seconds:
         work += f" in {seconds_text(found.seconds)} ({flops_text(found.flops / found.seconds)}/s)"
-    yield f"{work}; device {found.device}; precision {', '.join(found.precision) or 'none'}"
+    sent = found.route and f"; messages: {found.route}"
+    yield f"{work}; device {found.device}; precision {', '.join(found.precision) or 'none'}{sent}"
     if found.peaks is not None:
         peaks = found.peaks
         speeds = {"float32": peaks.float32, "float64": peaks.float64}
@@ -245,7 +244,7 @@ class Explanation:
     placement: str = ""
     """Why steps are on the devices they are on, if there are several."""
     route: str = ""
-    """How values travel between ranks: "NCCL", or "MPI, through the host"."""
+    """Transport of messages between ranks, such as "NCCL" or "MPI, through the host"."""
 
     @property
     def copied_bytes(self) -> int:
@@ -294,20 +293,13 @@ def explained(
         flops=sum(row.flops for row in rows if row.depth == 0),
         seconds=None if seconds is None else sum(seconds),
         peaks=peaks,
-        route=_route(plan),
+        route=plan.route,
     )
 
 
-def _route(plan: Plan) -> str:
-    sends = any(isinstance(step.node.attrs.get("message"), Message) for step in plan.schedule.steps)
-    return plan.communicator.route(plan.device.name) if sends and plan.communicator else ""
-
-
 def fastest(schedule: StepSchedule, seconds: Sequence[float]) -> dict[DType, float]:
-    """Return the most operations a second that any product of matrices reached, by dtype.
-
-    A convolution may do fewer than are counted for it, as Winograd's.
-    """
+    """Return the highest number of operations per second that a product reached, by dtype."""
+    # No convolutions: they may do fewer operations than are counted, as Winograd\'s do.
     speeds: dict[DType, float] = {}
     for step, time in zip(schedule.steps, seconds, strict=True):
         if step.kernel.op in _MATRIX_PRODUCTS and time > 0:

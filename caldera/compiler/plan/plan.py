@@ -68,7 +68,7 @@ class Plan:
         self.original = original
         self.optimised = optimised
         self.device = device
-        self.communicator = communicator
+        self._communicator = communicator
         self._choose_simple = choose
         self._choose_well = choose_well
         self._has_run = False
@@ -90,6 +90,12 @@ class Plan:
     def arena_bytes(self) -> int:
         """Bytes of the planned arena."""
         return self.schedule.arena_bytes
+
+    @property
+    def route(self) -> str:
+        """Transport of its messages between ranks; empty if it sends none."""
+        sends = any("message" in step.node.attrs for step in self.schedule.steps)
+        return str(self._communicator.route(self.device.name)) if sends else ""
 
     @property
     def naive_bytes(self) -> int:

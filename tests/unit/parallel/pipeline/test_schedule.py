@@ -100,7 +100,7 @@ def test_memory_does_not_grow_with_the_number_of_parts() -> None:
 def test_plans_show_where_data_move() -> None:
     plan = stepped(2, 2, 8)[1][0]
     found = plan.explain(time=False)
-    assert (found.route, "messages between ranks: threads" in str(found)) == ("threads", True)
+    assert (found.route, "; messages: threads" in str(found)) == ("threads", True)
     ops = [row.op for row in found.rows]
     moves = [text for text in ops if "pipeline" in text or "turn" in text]
     assert moves == [
