@@ -15,7 +15,8 @@ from caldera.comm import Communicator
 from caldera.compiler.lazy import Expr
 from caldera.compiler.plan.plan import Plan
 from caldera.core.memory import Device
-from caldera.core.tensor.dtype import canonical, is_float
+from caldera.core.tensor import canonical
+from caldera.core.tensor.dtype import is_float
 from caldera.data import Batch, Loader, Pipeline, Share
 from caldera.data.loading.batch import device_splits
 from caldera.data.random_draws import LazyDraw

@@ -7,8 +7,8 @@ forward and backward steps: all m, or at most p.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from caldera.compiler.plan.plan import Plan
@@ -119,4 +119,4 @@ def in_flight(order: Sequence[Action]) -> int:
     (8, 2)
     """
     steps = (1 if action.kind == "forward" else -1 for action in order)
-    return max(accumulate(steps, initial=0))
+    return max(itertools.accumulate(steps, initial=0))
