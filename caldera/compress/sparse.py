@@ -29,7 +29,7 @@ import numpy as np
 from caldera.base.arguments import refusal, within
 from caldera.base.registry import Registry
 from caldera.comm import Communicator
-from caldera.comm.link import Link, link_for_choices
+from caldera.comm.autotune import Link, link_for_choices
 from caldera.compress.codecs import Codec, RawCodec
 from caldera.compress.compressor import (
     AT_ONCE,

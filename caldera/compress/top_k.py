@@ -17,7 +17,7 @@ from typing import Unpack
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.comm.link import Link, link_for_choices
+from caldera.comm.autotune import Link, link_for_choices
 from caldera.compress.codecs import Codec, QsgdCodec, RawCodec
 from caldera.compress.compressor import Compressor, CompressorOptions, RandomStream, compressors
 from caldera.compress.sparse import ALGORITHMS, SparseCodec, SparseVector, Sum, sum_sparse

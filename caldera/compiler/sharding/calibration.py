@@ -22,7 +22,7 @@ from math import log2
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.comm.link import MeasuredTable, choices_may_vary, measured_link, slowest
+from caldera.comm.autotune import MeasuredTable, choices_may_vary, measured_link, slowest
 from caldera.compiler.sharding.algorithms.lapack import accumulate_product, has_scipy
 from caldera.compiler.sharding.algorithms.panels import factorisation_grid
 from caldera.compiler.sharding.algorithms.process_grid import gather_rows

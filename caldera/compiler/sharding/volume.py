@@ -17,7 +17,7 @@ import numpy as np
 from caldera.base.formatting import bytes_text
 from caldera.comm import Communicator
 from caldera.comm.algorithms.shared_exchange import room_bytes
-from caldera.comm.link import Link, link_for_choices
+from caldera.comm.autotune import Link, link_for_choices
 from caldera.compiler.sharding.axis_split import AxisSplit
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.core.tensor.shape import size

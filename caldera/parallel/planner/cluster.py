@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.comm.link import LONG_BYTES, Link, measured_link, ping_pong, slowest
+from caldera.comm.autotune import LONG_BYTES, Link, measured_link, ping_pong, slowest
 from caldera.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from caldera import compress, nn, parallel
 from caldera.base.config import settings
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm import link as module
-from caldera.comm.link import Link, measured_link
+from caldera.comm.autotune import Link, measured_link
 from caldera.compiler.sharding.calibration import measured_links
 from caldera.compiler.sharding.volume import Links
 from caldera.parallel.planner import measured_wire

@@ -10,8 +10,8 @@ import pytest
 
 from caldera import dmath as dm
 from caldera.base.config import settings
-from caldera.comm import Communicator, link, run_virtual_ranks
-from caldera.comm.link import Link, sweeps_due
+from caldera.comm import Communicator, autotune, run_virtual_ranks
+from caldera.comm.autotune import Link, sweeps_due
 from caldera.compiler.sharding import calibration
 from caldera.compiler.sharding.calibration import measured_links
 from caldera.compiler.sharding.volume import Links
@@ -39,7 +39,7 @@ def machine(monkeypatch: Any, tmp_path: Any) -> Any:
     """Threads as if they were processes, on a machine of which all is known."""
     found = Machine()
     monkeypatch.setattr(calibration, "_sweep", found.sweep)
-    monkeypatch.setattr(link, "_sweep", lambda comm: Link(*astuple(found.state)[:2]))
+    monkeypatch.setattr(autotune, "_sweep", lambda comm: Link(*astuple(found.state)[:2]))
     monkeypatch.setattr(calibration.time, "time", lambda: found.now)
     with settings.override(cache_dir=tmp_path):
         yield found
