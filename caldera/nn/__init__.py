@@ -70,7 +70,7 @@ from caldera.nn.basic import (
 )
 from caldera.nn.cells import GRUCell, LSTMCell, RNNCell
 from caldera.nn.composite import Branches, Cell, Concat, Residual
-from caldera.nn.config import from_config, to_config
+from caldera.nn.config import count_parameters, from_config, network, to_config
 from caldera.nn.convolution import (
     Conv1D,
     Conv2D,
@@ -89,7 +89,6 @@ from caldera.nn.convolution import (
 from caldera.nn.ctc import CTCLoss, ctc_targets
 from caldera.nn.ensemble import Blend, EnsembleDense, EnsembleLoss
 from caldera.nn.initialisers import fillers
-from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
 from caldera.nn.merging import Add, Average, Dot, Maximum, Minimum, Multiply, Subtract, UnitNorm
 from caldera.nn.noise import AlphaDropout, Dropout, GaussianDropout, GaussianNoise, SpatialDropout

@@ -1,4 +1,4 @@
-"""Layers as plain data: the content of a model file.
+"""Layers as plain data: the content of a model file, and facts about them without weights.
 
     {"layer": "Dense", "units": 10, "activation": null, "bias": true, "fill": null}
 
@@ -10,19 +10,23 @@ therefore create only registered layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
+from caldera import op
 from caldera.base.plain_data import plain, revived
 from caldera.base.registry import nearest
+from caldera.compiler.lazy import Expr
 from caldera.core.tensor import Filler
 from caldera.errors import CalderaError, ConfigError
-from caldera.nn.basic import layers
+from caldera.nn.basic import Input, Sequential, layers
 from caldera.nn.initialisers import fill_from_config, fill_to_config
 from caldera.nn.layer import Layer
+from caldera.nn.tracing import context, trace
 
 DEEPEST = 64
 """Layers inside layers that a file may hold."""
@@ -148,3 +152,58 @@ def _value_from_config(value: Any, shared: dict[int, Layer], depth: int) -> Any:
         return {key: revived(each, revive) for key, each in part.items()}
 
     return revived(value, revive)
+
+
+def network(layers: Layer | Sequence[Layer]) -> Layer:
+    """Return a list of layers as one layer; the paths of the layers begin with their own names.
+
+    >>> from caldera import nn, op
+    >>> whole = nn.network([nn.Input((4,)), nn.Dense(3, name="head")])
+    >>> _ = whole(op.input("x", (5, 4)))
+    >>> [p.name for p in whole.parameters()]
+    ['head/weight', 'head/bias']
+    """
+    if isinstance(layers, Layer):
+        return layers
+    whole = Sequential(layers)
+    whole._path = ""
+    return whole
+
+
+def sample_input(whole: Layer, input_shape: Sequence[int] | None = None) -> Expr:
+    """Return an input for a single sample, of the given shape or the shape of `nn.Input`."""
+    declared = next((layer for layer in whole.walk() if isinstance(layer, Input)), None)
+    if input_shape is None and declared is None:
+        raise ConfigError.build(
+            whole.path or "network",
+            expected="the shape of a sample",
+            got="none",
+            hint="give input_shape=, or begin with nn.Input(shape)",
+        )
+    shape = declared.traced_shape if input_shape is None and declared is not None else input_shape
+    dtype = None if declared is None else declared.dtype
+    assert shape is not None
+    return op.input("x", (1, *shape), dtype=dtype or context().dtype)
+
+
+def count_parameters(
+    layers: Layer | Sequence[Layer], input_shape: Sequence[int] | None = None
+) -> int:
+    """Return the number of trainable parameters, without allocating them.
+
+    >>> from caldera import nn
+    >>> nn.count_parameters([nn.Dense(528), nn.Dense(10)], input_shape=(784,))
+    419770
+    >>> nn.count_parameters(nn.models.alexnet())
+    61100840
+    """
+    given = [layers] if isinstance(layers, Layer) else list(layers)
+    # Built layers are used as they are; the remaining layers create their variables in a copy.
+    kept: dict[int, Any] = {
+        id(inner): inner for layer in given for inner in layer.walk() if inner.built
+    }
+    outline = network(copy.deepcopy(given, kept))
+    x = sample_input(outline, input_shape)
+    with trace(allocate=False):
+        outline(x)
+    return sum(parameter.size for parameter in outline.parameters())

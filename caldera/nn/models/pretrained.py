@@ -20,7 +20,7 @@ from caldera.errors import CheckpointError
 from caldera.io.safetensors_files import safetensors_arrays
 from caldera.nn.attention import MultiHeadAttention
 from caldera.nn.basic import Dense
-from caldera.nn.inspection import network, sample_input
+from caldera.nn.config import network, sample_input
 from caldera.nn.layer import Layer
 from caldera.nn.models.text import GPT
 from caldera.nn.recurrent import Recurrent

@@ -37,8 +37,7 @@ from caldera.io import load_safetensors_metadata, save_safetensors
 from caldera.io.files import Source, file_name_of, file_size, opened
 from caldera.io.safetensors_files import safetensors_arrays
 from caldera.nn.basic import Sequential
-from caldera.nn.config import from_config, to_config
-from caldera.nn.inspection import network
+from caldera.nn.config import from_config, network, to_config
 from caldera.nn.losses import losses
 from caldera.nn.metrics import metrics
 from caldera.nn.tracing import trace
