@@ -12,7 +12,7 @@ import caldera as cd
 from caldera import compress, nn, parallel
 from caldera.base.config import settings
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.comm import link as module
+from caldera.comm import autotune as module
 from caldera.comm.autotune import Link, measured_link
 from caldera.compiler.sharding.calibration import measured_links
 from caldera.compiler.sharding.volume import Links
