@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from caldera import bench
-from caldera.bench.honesty.literature import age_text, figure_ages
+from caldera.bench.honesty.age import age_text, figure_ages
 from caldera.errors import DataError
 
 ROOT = Path(__file__).parent.parent
@@ -202,9 +202,9 @@ def test_figures_of_the_readme_have_a_verdict_and_the_code_they_were_measured_wi
     assert "is called faster" in judged(readme.replace("161 | 111", "110 | 111"), sources)[0]
     ages = figure_ages(SOURCES)
     assert len(ages) == len(sources["rows"]) + len(sources["figures"])
-    monkeypatch.setattr("caldera.bench.honesty.literature.kernels_digest", lambda: ages[0].kernels)
+    monkeypatch.setattr("caldera.bench.honesty.age.kernels_digest", lambda: ages[0].kernels)
     assert ages[0].state == "unchanged"
-    monkeypatch.setattr("caldera.bench.honesty.literature.kernels_digest", lambda: "another")
+    monkeypatch.setattr("caldera.bench.honesty.age.kernels_digest", lambda: "another")
     assert {each.state for each in ages} == {"old: changed since"}
     assert f"{len(ages)} of {len(ages)} figures are older" in age_text(ages)
     (old,) = figure_ages(RESULTS / "levels-x86_64.json")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from caldera.bench.honesty import Findings, check
-from caldera.bench.honesty.literature import age_text, figure_ages
+from caldera.bench.honesty.age import age_text, figure_ages
 from caldera.cli.command import Command, flag, flags
 
 add_flags = flags(
