@@ -29,7 +29,6 @@ from caldera.kernels.table import COPY
 from caldera.kernels.tuning.choose import choices
 
 if TYPE_CHECKING:
-    from caldera.compiler.plan.explain import Explanation, StepRow
     from caldera.compiler.plan.plan import Plan
 
 
