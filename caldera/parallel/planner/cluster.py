@@ -177,8 +177,8 @@ LIMITED = 0.75
 def measured_wire(communicator: Communicator) -> Wire:
     """Return latency and bandwidth between the ranks of a communicator; all ranks must call it.
 
-    Both come from `comm.autotune.measured_link`. In addition, the latency of background messages, the
-    rate of a ring sum of 4 MiB, and the rate of an all-to-all exchange are measured; the last
+    Both come from `comm.autotune.measured_link`. In addition, the latency of background messages,
+    the rate of a ring sum of 4 MiB, and the rate of an all-to-all exchange are measured; the last
     matters more with more ranks.
 
     >>> from caldera.comm import run_virtual_ranks
