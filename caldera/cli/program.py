@@ -160,7 +160,7 @@ def _meant(word: str, table: dict[str, Command]) -> str:
     """Return the hint for a word that is no command: a file, another name, or a spelling.
 
     >>> _meant("fit", {}), _meant("my.csv", {})
-    ("did you mean 'train'?", 'did you mean caldera train --data my.csv, or caldera doctor my.csv?')
+    ("did you mean 'train'?", 'did you mean caldera train my.csv, or caldera doctor my.csv?')
     """
     if word in _OTHER_NAMES:
         return f"did you mean {_OTHER_NAMES[word]!r}?"
@@ -170,7 +170,7 @@ def _meant(word: str, table: dict[str, Command]) -> str:
     if suffix == ".toml":
         return f"did you mean caldera train {word}?"
     if is_table_file(word):
-        return f"did you mean caldera train --data {word}, or caldera doctor {word}?"
+        return f"did you mean caldera train {word}, or caldera doctor {word}?"
     return nearest(word, table)
 
 

@@ -44,11 +44,9 @@ def read_recipe(path: str | PathLike[str]) -> dict[str, Any]:
 
 def read_toml(path: str | PathLike[str], example: str) -> dict[str, Any]:
     """Read a recipe file; `example` is a correct line, shown in the error for a wrong file."""
-    name = Path(path).name
-    if Path(path).suffix.lower() in (".csv", ".npz", ".caldera"):
-        kind = "a model" if Path(path).suffix.lower() == ".caldera" else "data"
-        hint = f"train on it with --data {path}" if kind == "data" else "see caldera eval --help"
-        raise ConfigError.build(name, expected="a recipe.toml", got=kind, hint=hint)
+    name, hint = Path(path).name, "see caldera eval --help"
+    if Path(path).suffix.lower() == ".caldera":
+        raise ConfigError.build(name, expected="a recipe.toml", got="a model", hint=hint)
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:

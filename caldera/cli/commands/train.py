@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from caldera.base.formatting import table_lines
@@ -42,10 +43,11 @@ _MOST_COLUMNS = 40
 
 add_flags = flags(
     flag(
-        "recipe",
+        "source",
         nargs="?",
-        metavar="recipe.toml",
-        help="options from a file: the names of the flags, with underscores; flags count for more",
+        metavar="DATA|recipe.toml",
+        help="what --data takes; or a file of options: the names of the flags with underscores, "
+        "which flags override",
     ),
     flag(
         "--out",
@@ -74,8 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             got=f"a checkpoint of step {there[0]} in {arguments.checkpoint}",
             hint="continue it with --resume, or use another folder",
         )
-    recipe = read_recipe(arguments.recipe) if arguments.recipe else {}
-    recipe |= given_options(arguments)
+    recipe = _given(arguments)
     options = complete(recipe)
     found = load_data(options)
     show_findings(found, strict=arguments.strict)
@@ -142,6 +143,20 @@ def _fitted(
     )
 
 
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the flags, with those of a recipe or the data that the source names."""
+    source, given = arguments.source, given_options(arguments)
+    if source is None:
+        return given
+    if Path(source).suffix.lower() in (".toml", ".caldera"):
+        return read_recipe(source) | given
+    if "data" in given:
+        raise UsageError.build(
+            "--data", expected="data once", got=f"{source} and {given['data']}", hint="drop one"
+        )
+    return {"data": source} | given
+
+
 def _status(stopped: str) -> int:
     """Return the exit status, which is a signal's if a signal ended the run."""
     names = {"interrupted": "SIGINT"} | {f"signal {name}": name for name in ("SIGTERM", "SIGUSR1")}
@@ -184,12 +199,12 @@ def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) ->
 
 COMMAND = Command(
     name="train",
-    takes="[recipe.toml]",
+    takes="[DATA|recipe.toml]",
     summary="Train a network on a data set; write the model, learning curves and the graph.",
     examples="""
         caldera train
-        caldera train --data mnist --model lenet5 --epochs 5
-        caldera train --data flowers.csv --target-column name --hidden 64,64 --dropout 0.2
+        caldera train mnist --model lenet5 --epochs 5
+        caldera train flowers.csv --target-column name --hidden 64,64 --dropout 0.2
         caldera train recipe.toml --seed 1 --out second
         caldera train --optimizer sgd --learning-rate 0.05 --momentum 0.9 --schedule cosine
         caldera train --epochs 100 --checkpoint run --resume
