@@ -376,9 +376,13 @@ OPTIONS: Mapping[str, RecipeOption] = {
 }
 
 
-def option_flags(*groups: str) -> AddFlags:
-    """Return the flags of these groups; flags that are not given are absent from the result."""
-    return flags(*(group(f"{name} options", *map(option_flag, GROUPS[name])) for name in groups))
+def option_flags(*groups: str, without: Collection[str] = ()) -> AddFlags:
+    """Return the flags of these groups; flags that are not given are absent from the result.
+
+    `without` names options that the command does not take.
+    """
+    taken = {name: [each for each in GROUPS[name] if each.name not in without] for name in groups}
+    return flags(*(group(f"{name} options", *map(option_flag, own)) for name, own in taken.items()))
 
 
 def option_flag(option: RecipeOption) -> AddFlags:

@@ -62,9 +62,10 @@ add_flags = flags(
         SLURM_FLAGS,
     ),
     group("search options", *map(option_flag, OWN)),
-    option_flags(*GROUPS),
+    # Trials are single networks, and --time is the limit of a job.
+    option_flags(*GROUPS, without=("time", "fast")),
 )
-"""The flags of `search`: its own, and every option of a recipe."""
+"""The flags of `search`: its own, and the options of a recipe."""
 
 
 def run(arguments: argparse.Namespace) -> int:
