@@ -46,7 +46,7 @@ add_flags = flags(
         "source",
         nargs="?",
         metavar="DATA|recipe.toml",
-        help="what --data takes; or a file of options: the names of the flags with underscores, "
+        help="data, as for --data; or a file of options named like the flags, with underscores, "
         "which flags override",
     ),
     flag(
@@ -144,7 +144,7 @@ def _fitted(
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the flags, with those of a recipe or the data that the source names."""
+    """Return the options given as flags and in a recipe, or with the data as the argument."""
     source, given = arguments.source, given_options(arguments)
     if source is None:
         return given
