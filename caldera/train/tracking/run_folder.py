@@ -46,7 +46,7 @@ class RunFolder:
     >>> from caldera import nn
     >>> data = cd.data.digits()
     >>> model = cd.NeuralNetwork([nn.Input(data.shape), nn.Flatten(), nn.Dense(10)])
-    >>> history = model.fit(data.train, validation=data.test, verbose=0)
+    >>> history = model.fit(data.train, validation=0.1, verbose=0)
     >>> with tempfile.TemporaryDirectory() as path:
     ...     record = cd.RunFolder(path).write(model, history, data)
     ...     sorted(each.name for each in Path(path).iterdir())
