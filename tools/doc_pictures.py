@@ -7,8 +7,10 @@ package. The tests run the same functions on the same names.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
+import re
 import sys
 import tempfile
 import threading
@@ -19,10 +21,25 @@ from typing import Any
 import numpy as np
 
 import caldera as cd
+from caldera import dmath as dm
 from caldera import nn, serve
+from caldera.bench.statistics import ratio_of
+from caldera.dmath.explain import layout_picture
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, figure_svg
-from caldera.draw.svg import CATEGORICAL
+from caldera.draw.svg import (
+    BETTER,
+    CATEGORICAL,
+    PAPER,
+    QUIET,
+    SANS,
+    TEXT,
+    UNCLEAR,
+    WORSE,
+    element,
+    picture,
+    safe,
+)
 from tests.browser import Browser, find_browser
 from tests.markdown_blocks import blocks
 
@@ -139,7 +156,79 @@ def _troubleshooting(names: Names) -> str:
     return str(names["rates"].plot().svg)
 
 
+RESULTS = Path(__file__).parents[1] / "benchmarks/results/training-processes-x86_64.json"
+_RUN, _PEER, _OURS = "second run", "torch eager", "caldera strict"
+_WIDTH = 400.0
+
+
+def _words(content: str, x: float, y: float, fill: str = TEXT, anchor: str = "start") -> str:
+    rim = {"stroke": PAPER, "stroke_width": 4, "paint_order": "stroke", "stroke_linejoin": "round"}
+    at = {"x": x, "y": y, "font_size": 13, "text_anchor": anchor}
+    return element("text", safe(content), fill=fill, **at, **rim)
+
+
+def _speed(_: Names) -> str:
+    """Draw the ratio of each work of a result file, with its 95% interval."""
+    rows = []
+    for work, times in json.loads(RESULTS.read_text())[_RUN].items():
+        peers = [each["turns"] for name, each in times.items() if name.startswith(_PEER)]
+        if work.endswith("float32") and peers:
+            ratios = [ratio_of(times[_OURS]["turns"], turns) for turns in peers]
+            rows.append((work.removesuffix(", float32"), min(ratios, key=lambda each: each.value)))
+    rows.sort(key=lambda row: row[1].value)
+    across = axis_of([0.0, 1.0, *(found.high for _, found in rows)], log=False, count=5)
+    place = {each: 12 + across.place(each) * (_WIDTH - 24) for each in (0.0, 1.0)}
+    height = 40.0 + 44 * len(rows)
+    line = f"M{place[1.0]:.1f} 24V{height - 24}"
+    parts = [
+        element("rect", width=_WIDTH, height=height, fill=PAPER),
+        element("path", d=line, stroke=TEXT, stroke_dasharray="3 3"),
+    ]
+    for number, (work, found) in enumerate(rows):
+        top = 20.0 + 44 * number
+        low, end, high = (
+            12 + across.place(each) * (_WIDTH - 24) for each in (found.low, found.value, found.high)
+        )
+        said = f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+        colour = BETTER if found.low > 1 else WORSE if found.high < 1 else UNCLEAR
+        bar = {"x": 12.0, "y": top + 6, "height": 12.0, "rx": 2, "fill": colour, "opacity": 0.85}
+        parts += [
+            _words(work, 12, top),
+            _words(said, _WIDTH - 12, top, QUIET, "end"),
+            element("rect", width=end - 12, **bar),
+            element("path", d=f"M{low:.1f} {top + 12}H{high:.1f}", stroke=TEXT, stroke_width=2),
+        ]
+    parts.append(_words("as fast as PyTorch", place[1.0], height - 8, QUIET, "middle"))
+    label = "Time of a training step of PyTorch divided by Caldera's"
+    return picture(_WIDTH, height, *parts, font_family=SANS, role="img", aria_label=label)
+
+
+def _layouts(_: Names) -> str:
+    """Draw the owners of the elements of a matrix in four layouts."""
+    kinds = {
+        "dm.Rows()": dm.Rows(),
+        "dm.Columns()": dm.Columns(),
+        "dm.Grid(2, 2)": dm.Grid(2, 2),
+        "dm.BlockCyclic(64, grid=(2, 2))": dm.BlockCyclic(64, grid=(2, 2)),
+    }
+    dm.disconnect()
+    parts = [element("rect", width=_WIDTH, height=_WIDTH + 40, fill=PAPER)]
+    with dm.connect(threads=4):
+        for number, (name, layout) in enumerate(kinds.items()):
+            drawn = layout_picture(dm.zeros((512, 512), layout=layout).layout).svg
+            drawn = drawn.replace('font-size="13"', 'font-size="26"')
+            x, y = 8.0 + _WIDTH / 2 * (number % 2), 8.0 + (_WIDTH / 2 + 16) * (number // 2)
+            parts.append(_words(name, x + 4, y + 14))
+            side = _WIDTH / 2 - 16
+            opening = f'<svg x="{x}" y="{y + 20}" width="{side}" height="{side}" viewBox='
+            parts.append(re.sub(r"<svg [^>]*?viewBox=", opening, drawn, count=1))
+    label = "The rank of each element of a matrix in four layouts"
+    return picture(_WIDTH, _WIDTH + 40, *parts, font_family=SANS, role="img", aria_label=label)
+
+
 PICTURES: Mapping[str, Callable[[Names], str]] = {
+    "guides/benchmarking": _speed,
+    "guides/dmath": _layouts,
     "guides/export": _export,
     "guides/generative": _generative,
     "guides/imbalance": _imbalance,
