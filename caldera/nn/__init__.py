@@ -118,6 +118,7 @@ from caldera.nn.pooling import (
     Pooling2D,
 )
 from caldera.nn.preprocessing import ColumnEmbedding, NumberEmbedding, Rescale
+from caldera.nn.quantised import Int8Dense
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
@@ -183,6 +184,7 @@ __all__ = [
     "Identity",
     "Input",
     "InstanceNorm",
+    "Int8Dense",
     "LSTMCell",
     "Lambda",
     "Layer",

@@ -11,7 +11,7 @@ therefore create only registered layers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -34,17 +34,24 @@ _MARKS = ("layer", "filler")
 _TO_SAVE = "decorate the class with @nn.register so that files can name it"
 
 
-def to_config(layer: Layer) -> dict[str, Any]:
+Replacement = Callable[[Layer], Layer]
+"""Returns the layer to describe for a layer: the same layer, or another one in its place."""
+
+
+def to_config(layer: Layer, instead: Replacement = lambda layer: layer) -> dict[str, Any]:
     """Return a layer and all inside it as a dict that JSON can hold (without the weights).
 
     >>> from caldera import nn
     >>> nn.to_config(nn.Dense(10))
     {'layer': 'Dense', 'units': 10, 'activation': None, 'bias': True, 'fill': None}
     """
-    return _layer_to_config(layer, {})
+    return _layer_to_config(layer, {}, instead)
 
 
-def _layer_to_config(layer: Layer, written: dict[int, dict[str, Any]]) -> dict[str, Any]:
+def _layer_to_config(
+    layer: Layer, written: dict[int, dict[str, Any]], instead: Replacement
+) -> dict[str, Any]:
+    layer = instead(layer)
     kind = type(layer).__name__
     if kind not in layers or layers[kind] is not type(layer):
         raise ConfigError.build(
@@ -63,16 +70,20 @@ def _layer_to_config(layer: Layer, written: dict[int, dict[str, Any]]) -> dict[s
         is_unset = field.name in ("name", "device") and not getattr(layer, field.name)
         if field.init and not is_unset:
             value = getattr(layer, field.name)
-            config[field.name] = _value_to_config(value, f"{layer.path} {field.name}=", written)
+            config[field.name] = _value_to_config(
+                value, f"{layer.path} {field.name}=", written, instead
+            )
     if layer.frozen:
         config["frozen"] = True
     return config
 
 
-def _value_to_config(value: Any, where: str, written: dict[int, dict[str, Any]]) -> Any:
+def _value_to_config(
+    value: Any, where: str, written: dict[int, dict[str, Any]], instead: Replacement
+) -> Any:
     def convert(part: Any) -> Any:
         if isinstance(part, Layer):
-            return _layer_to_config(part, written)
+            return _layer_to_config(part, written, instead)
         if isinstance(part, Filler):
             return fill_to_config(part)
         if part is None or isinstance(part, bool | int | float | str):

@@ -58,7 +58,7 @@ from caldera.nn.tracing import (
 
 _FLAG = kind_of(bool)
 _NO_LAYERS = frozenset({bool, int, float, str, type(None), Expr, Variable})
-"""Types that are never layers; an isinstance check of a registered class is slow."""
+"""Types that are never layers; isinstance is slow."""
 
 
 @dataclass(eq=False)
@@ -88,7 +88,6 @@ class Layer(ABC):
     _path: str | None = field(init=False, repr=False)
     _own: dict[str, Variable] = field(init=False, repr=False)
     _states: dict[str, Variable] = field(init=False, repr=False)
-
     _changed: int = field(init=False, repr=False)
     _given: Given | None = field(init=False, repr=False)
     """Inputs with which the parameters were created."""
@@ -188,12 +187,19 @@ class Layer(ABC):
         return ComplexParameter(self._make(self._own, name, (*shape, 2), first))
 
     @checked
-    def state(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
+    def state(
+        self, name: str, shape: Sequence[int], fill: Any = None, *, dtype: str | None = None
+    ) -> Variable:
         """Create a variable that is saved but not trained, such as a running statistic."""
-        return self._make(self._states, name, shape, fill)
+        return self._make(self._states, name, shape, fill, dtype)
 
     def _make(
-        self, where: dict[str, Variable], name: str, shape: Sequence[int], fill: Any
+        self,
+        where: dict[str, Variable],
+        name: str,
+        shape: Sequence[int],
+        fill: Any,
+        dtype: str | None = None,
     ) -> Variable:
         # Each trace calls `forward`: training and evaluation would have separate variables.
         if self._built:
@@ -207,9 +213,9 @@ class Layer(ABC):
         path = f"{self.path}/{name}".lstrip("/")
         if now.allocate:
             place = current_pin() or now.device
-            where[name] = op.var(path, shape, fill=fill, dtype=now.dtype, device=place)
+            where[name] = op.var(path, shape, fill=fill, dtype=dtype or now.dtype, device=place)
         else:
-            spec = Spec(tuple(shape), canonical(now.dtype))
+            spec = Spec(tuple(shape), canonical(dtype or now.dtype))
             where[name] = Variable(Symbol(path, spec, "variable"))
         return where[name]
 

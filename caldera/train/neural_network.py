@@ -24,6 +24,7 @@ from caldera.nn.preprocessing import Rescale
 from caldera.optim import Optimizer
 from caldera.train.model import Model
 from caldera.train.model_settings import GivenLoss
+from caldera.train.quantise import Quantisation, comparison, quantised_config, take_weights
 from caldera.train.saving.model_file import (
     layers_from_config,
     model_bytes,
@@ -31,6 +32,8 @@ from caldera.train.saving.model_file import (
     read_network,
     read_schema,
     read_tensors,
+    settings_from_config,
+    settings_of,
 )
 from caldera.train.saving.snapshot import (
     assign_all,
@@ -55,6 +58,9 @@ class NeuralNetwork(Model):
     >>> sum(p.size for p in model.parameters())
     2410
     """
+
+    quantisation: Quantisation | None = None
+    """Comparison with the network that this one was quantised from."""
 
     def __init__(
         self,
@@ -118,6 +124,38 @@ class NeuralNetwork(Model):
     def open_lengths(self) -> bool:
         first = self.network.layers[0] if self.network.layers else None
         return self._open_lengths or (isinstance(first, Input) and first.is_open)
+
+    @checked
+    def quantise(
+        self, kind: str = "int8", *, samples: Any = None, ends: bool = False, data: Any = None
+    ) -> NeuralNetwork:
+        """Return a copy for inference, with weights of 8 bits in its dense layers.
+
+        Each output of a layer has a scale. Inputs are rounded to 8 bits for each row, or in steps
+        that fit the inputs seen for `samples`. The first and the last layer with weights keep their
+        precision unless `ends`; convolutions and other layers always keep it. With `data`, both
+        networks are evaluated: `quantisation` has the results, and `print` shows the change.
+
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> digits = cd.data.digits()
+        >>> layers = nn.models.mlp(digits.shape, hidden=(64, 64))
+        >>> model = cd.NeuralNetwork(layers, seed=1)
+        >>> _ = model.fit(digits.train, epochs=5, verbose=0)
+        >>> small = model.quantise(data=digits.test)
+        >>> small.quantisation.layers, abs(small.quantisation.change["accuracy"]) < 0.01
+        (('3-Dense',), True)
+        """
+        require(kind == "int8", "quantise", "kind='int8'", repr(kind))
+        require(self.sequence(), "quantise", "a NeuralNetwork", type(self).__name__)
+        config, paths = quantised_config(self, samples, ends=ends)
+        settings = settings_from_config(settings_of(self), "quantise")
+        made = _network(config, self.signature.inputs, settings, "quantise")
+        take_weights(made, self)
+        made.schema, made._open_lengths = self.schema, self._open_lengths
+        made.to(self.device)
+        made.quantisation = comparison(made, self, paths, data)
+        return made
 
     def __reduce__(self) -> Any:
         # A network with known shapes is pickled as its model file; without shapes it has no weights
@@ -192,11 +230,22 @@ def load_model(path: Source) -> NeuralNetwork:
     inputs, settings = read_network(content, where)
     schema = read_schema(content, where)
     tensors = read_tensors(path, content)
-    model = NeuralNetwork(layers_from_config(content["layers"], where), **settings)
-    if model.input_specs() is None:
-        # Only shape and dtype matter, so one number is broadcast to the whole array.
-        model.build_for(*[np.broadcast_to(np.zeros((), kind), (2, *s)) for s, kind in inputs])
+    model = _network(content["layers"], inputs, settings, where)
     assign_all(model_variables(model), tensors, where)
     model.schema = schema
     model._open_lengths = content.get("open_lengths", False) is True
+    return model
+
+
+def _network(
+    config: Any,
+    inputs: Sequence[tuple[tuple[int, ...], str]],
+    settings: dict[str, Any],
+    where: str,
+) -> NeuralNetwork:
+    """Build the network of described layers, with new weights."""
+    model = NeuralNetwork(layers_from_config(config, where), **settings)
+    if model.input_specs() is None:
+        # Only shape and dtype matter, so one number is broadcast to the whole array.
+        model.build_for(*[np.broadcast_to(np.zeros((), kind), (2, *s)) for s, kind in inputs])
     return model

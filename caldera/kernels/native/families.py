@@ -18,7 +18,7 @@ from caldera.kernels.native import (
 )
 from caldera.kernels.native.elementwise import loop
 from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response
-from caldera.kernels.native.product import amx, few_rows, gemm, packed
+from caldera.kernels.native.product import amx, few_rows, gemm, int8, packed
 from caldera.kernels.native.reduction import argmax, reduce
 from caldera.kernels.native.softmax import softmax
 from caldera.kernels.table import TABLE

@@ -42,6 +42,7 @@ LARGE = frozenset(
         "winograd 2x2",
         "winograd 4x4",
         "fourier",
+        "few rows",
         "packed",
         "packed together",
         "packed, sums cut",
@@ -55,8 +56,8 @@ LARGE = frozenset(
     }
 )
 """Kernels that want more channels, rows or threads than any case has, bfloat16, or wide vectors:
-test_fast_convolution, test_packed_product, test_pointwise and test_reduction_rivals are about
-them."""
+test_fast_convolution, test_product, test_packed_product, test_pointwise and test_reduction_rivals
+are about them."""
 
 
 # --- nodes of the cases

@@ -126,6 +126,8 @@ EXAMPLES: list[nn.Layer] = [
     audio.TimeDelay(4, (-2, 0, 2)),
     audio.StatisticsPooling(),
     audio.ConformerBlock(2, kernel=7),
+    nn.Int8Dense(3, activation="relu", step=0.5, name="small"),
+    nn.Blend([nn.Dense(3), nn.EnsembleDense(3, 4)], [0.25, 0.75], classes=True),
 ]
 
 

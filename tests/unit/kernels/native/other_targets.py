@@ -23,11 +23,24 @@ TARGETS = {
     "avx512": CompilerTarget(X86, "skylake-avx512", "+avx512f,+f16c,-prefer-256-bit", 64, 32),
     "amx": CompilerTarget(X86, "sapphirerapids", "+f16c," + _AMX, 64, 32),
     "neon": CompilerTarget(ARM, "neoverse-n1", "+neon", 16, 32),
+    "vnni": CompilerTarget(
+        X86, "cascadelake", "+avx512f,+f16c,+avx512vnni,-prefer-256-bit", 64, 32
+    ),
+    "avxvnni": CompilerTarget(X86, "alderlake", "+avx2,+fma,+f16c,+avxvnni", 32, 16),
+    "dot": CompilerTarget(ARM, "neoverse-n1", "+neon,+dotprod", 16, 32),
 }
 """Of each kind of vectors. Where there is SVE, kernels have NEON's vectors so far."""
 _ELF_MACHINES = {X86: 0x3E, ARM: 0xB7}
 """Numbers in the header of an object file."""
-_NEEDS = {"sse2": "sse2", "avx2": "avx2", "avx512": "avx512f", "neon": "neon"}
+_NEEDS = {
+    "sse2": "sse2",
+    "avx2": "avx2",
+    "avx512": "avx512f",
+    "neon": "neon",
+    "vnni": "avx512vnni",
+    "avxvnni": "avxvnni",
+    "dot": "dotprod",
+}
 _NOWHERE = 1 << 20
 """An address for code that is never called."""
 
