@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from caldera import optim
+from caldera.base.arguments import require
 from caldera.cli.options import CONSTANT, names_of
 from caldera.cli.zoo import ZOO, make_layers
 from caldera.data import Data, Dataset
@@ -17,8 +19,10 @@ from caldera.nn import BatchNorm, ColumnEmbedding, Rescale
 from caldera.nn.losses import Loss, losses
 from caldera.optim import Optimizer, epoch_rules, schedules
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
+from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.tables.members import MOST_ONE_HOT
+from caldera.train.tracking.history import History
 
 _RATE_ARGUMENTS = ("initial", "peak", "then")
 """Argument names under which schedules receive the learning rate."""
@@ -28,6 +32,7 @@ _MAIN = "main"
 _CLIPS = {"clip_norm": optim.ClipNorm, "clip_value": optim.ClipValue}
 VALIDATION_PART = 0.2
 """Default fraction of the samples held out when the options require model selection."""
+BEST_F1 = "best-f1"
 
 
 def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
@@ -54,6 +59,8 @@ def choosing(options: Mapping[str, Any]) -> list[str]:
     ['keep_best', 'schedule']
     """
     found = [name for name in ("patience", "keep_best", "target_accuracy") if options.get(name)]
+    if options.get("threshold") == BEST_F1:
+        found.append("threshold")
     monitor = options.get("schedule_monitor", "val_loss")
     if options.get("schedule") == "reduce_on_plateau" and monitor.startswith("val_"):
         found.append("schedule")
@@ -99,6 +106,25 @@ def make_class_weights(options: Mapping[str, Any]) -> str | dict[str, float] | N
             )
         found[name] = float(weight)
     return found
+
+
+def set_threshold(
+    options: Mapping[str, Any], model: Model, found: Dataset, history: History
+) -> None:
+    """Set the probability from which the model predicts the rarer of two classes, if it is given.
+
+    The history records a choice by F1.
+    """
+    given = options.get("threshold")
+    if given is None:
+        return
+    number = as_float(given)
+    valid = given == BEST_F1 or (number is not None and 0 < number < 1)
+    require(valid, "--threshold", f"{BEST_F1}, or a probability between 0 and 1", repr(given))
+    samples = found.train if found.validation is None else found.validation
+    model.choose_threshold(samples, number)
+    if number is None and history.selection is not None:
+        history.selection = replace(history.selection, by=(*history.selection.by, "F1"))
 
 
 def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:

@@ -253,6 +253,12 @@ TRAINING = (
         "weights of samples by class; or balanced, for equal total weight of all classes",
     ),
     RecipeOption(
+        "threshold",
+        TextOption("best-f1|X"),
+        "probability from which the rarer of two classes is predicted; or best-f1, chosen on the "
+        "validation data",
+    ),
+    RecipeOption(
         "seed", CountOption(), "of the initial weights, the order of the samples and dropout", 0
     ),
     RecipeOption(

@@ -45,6 +45,14 @@ class FeatureSpan(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ClassThreshold:
+    """Probability from which a model of two classes predicts the class `name`."""
+
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True)
 class Schema:
     """Description of a model's training data.
 
@@ -56,6 +64,7 @@ class Schema:
     - `width`: number of columns of the table.
     - `text`: the tokenizer, for a model of texts.
     - `series`: the windows of a time series, for a model that forecasts.
+    - `threshold`: the probability from which one of two classes is predicted, if it is not 0.5.
 
     >>> from caldera import data
     >>> data.Schema(classes=("cat", "dog")).classes
@@ -71,6 +80,7 @@ class Schema:
     reasons: tuple[str, ...] = ()
     text: Tokenizer | None = None
     series: Series | None = None
+    threshold: ClassThreshold | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -179,12 +189,27 @@ class Schema:
         powers = np.exp(flat.astype(np.float64) - largest)
         parts = powers / powers.sum(axis=1, keepdims=True)
         named = names_of_classes(self.classes, flat.shape[1], "predict")
+        chosen = self.chosen(parts)
         found = {
-            name or "class": np.array(named, object)[flat.argmax(axis=1)],
-            "probability": parts.max(axis=1, initial=0.0),
+            name or "class": np.array(named, object)[chosen],
+            "probability": np.take_along_axis(parts, chosen[:, None], axis=1)[:, 0],
         }
         every = zip(named, parts.T, strict=True) if probabilities else ()
         return found | {f"probability of {each}": part for each, part in every}
+
+    def chosen(self, probabilities: Values) -> Values:
+        """Return the number of the predicted class for each row of probabilities.
+
+        >>> schema = Schema(classes=("bad", "good"), threshold=ClassThreshold("bad", 0.2))
+        >>> schema.chosen(np.array([[0.3, 0.7], [0.1, 0.9]])).tolist()
+        [0, 1]
+        """
+        found = probabilities.argmax(axis=1)
+        if self.threshold is None or probabilities.shape[1] != 2:
+            return found
+        place = self.classes.index(self.threshold.name)
+        likely = probabilities[:, place] >= self.threshold.probability
+        return np.where(likely, place, 1 - place)
 
     def describe(self) -> str:
         """Return a line for each column: its type, and the learnt values or why it is left out.
@@ -259,6 +284,11 @@ class Schema:
         ):
             expected = f"{len(columns)} different columns among {self.width}"
             problem = ", ".join(map(str, zip(names, positions, strict=False)))[:200]
+        elif self.threshold is not None and (
+            self.threshold.name not in self.classes or not 0 < self.threshold.probability < 1
+        ):
+            expected = "a class and a probability between 0 and 1 as threshold"
+            problem = str(self.threshold)[:200]
         elif self.reasons and len(self.reasons) != len(self.ignored):
             problem = f"{len(self.reasons)} reasons for {len(self.ignored)} columns"
         else:

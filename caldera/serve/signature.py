@@ -177,16 +177,18 @@ def prediction_columns(
 def _classes(outputs: np.ndarray, contract: Contract) -> list[dict[str, Any]]:
     shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
     probabilities = shifted / shifted.sum(axis=1, keepdims=True)
+    chosen = (contract.schema or Schema()).chosen(probabilities)
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, :MOST_CLASSES]
     sorted_ones = np.take_along_axis(probabilities, order, axis=1).round(6)
     found = []
-    for numbers, row in zip(order.tolist(), sorted_ones.tolist(), strict=True):
+    for own, numbers, row in zip(chosen, order.tolist(), sorted_ones.tolist(), strict=True):
         parts = [_finite(each) for each in row]
         names = [contract.classes[number] for number in numbers]
+        said = contract.classes[own]
         found.append(
             {
-                "class": names[0],
-                "probability": parts[0],
+                "class": said,
+                "probability": parts[names.index(said)],
                 "probabilities": dict(zip(names, parts, strict=True)),
             }
         )

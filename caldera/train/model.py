@@ -17,6 +17,8 @@ from caldera.compiler.plan.explain import Explanation
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import canonical, is_float
 from caldera.data.datasets.tables import table_rows
+from caldera.data.schema import ClassThreshold
+from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.reading import is_table
 from caldera.errors import DataError
@@ -46,6 +48,7 @@ from caldera.train.step_graph import (
     ModelSignature,
 )
 from caldera.train.strategy import Strategy
+from caldera.train.tracking.evaluation import choose_threshold
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import profile
 from caldera.train.tracking.summary import Summary, summarise
@@ -177,6 +180,27 @@ class Model(NetworkGraph):
         'width'
         """
         return explain(self, source, batch_size)
+
+    @checked
+    def choose_threshold(self, data: Any, probability: float | None = None) -> ClassThreshold:
+        """Set the probability from which the rarer of two classes is predicted, and return it.
+
+        It has the largest F1 on these samples, or is the `probability` given. Choose it on
+        held-out samples, not on the test data. Class names, reports and services follow it; the
+        plain outputs of `predict` and the metrics of `evaluate` do not.
+
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> rows = {"heat": range(100), "state": ["good"] * 90 + ["bad"] * 10}
+        >>> parts = cd.data.table(rows, "state").hold_out()
+        >>> model = cd.NeuralNetwork([nn.Input((1,)), nn.Dense(2)])
+        >>> _ = model.fit(parts.train, epochs=3, verbose=0)
+        >>> model.choose_threshold(parts.validation).name
+        'bad'
+        """
+        inside = probability is None or 0 < probability < 1
+        require(inside, "choose_threshold", "a probability between 0 and 1", probability)
+        return choose_threshold(self, as_data(data), probability)
 
     def _takes_table(self, inputs: Sequence[Any]) -> bool:
         has_columns = self.schema is not None and bool(self.schema.columns)

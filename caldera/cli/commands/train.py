@@ -15,6 +15,7 @@ from caldera.cli.build import (
     make_class_weights,
     make_model,
     resolved,
+    set_threshold,
 )
 from caldera.cli.command import Command, UsageError, flag, flags
 from caldera.cli.datasets import augmented, load_data, show_findings, split_seed
@@ -29,7 +30,7 @@ from caldera.cli.table_blend import (
     train_blend,
     trains_blend,
 )
-from caldera.data import Dataset
+from caldera.data import Dataset, Schema
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.saving.checkpoint import CheckpointFolder
 from caldera.train.tracking.history import History
@@ -100,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         history = _fitted(model, options, found, arguments)
     seconds = time.perf_counter() - started
+    set_threshold(options, model, found, history)
     if history.stopped and arguments.quiet:
         print(f"stopped: {history.stopped}")
     status = _status(history.stopped)
@@ -115,6 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"test    {results_line(record.results)}  ({trained})")
     if found.validation is not None:
         print(f"model   {record.selection}")
+    if model.schema is not None and model.schema.threshold is not None and record.confusion:
+        print(f"model   {_threshold_line(model.schema, record.confusion)}")
     if record.leaderboard:
         head, *rows = leader_rows(record.leaderboard, found.classes)
         print(*(f"        {line}" for line in table_lines([head, *rows], left=(0,))), sep="\n")
@@ -155,6 +159,18 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
             "--data", expected="data once", got=f"{source} and {given['data']}", hint="drop one"
         )
     return {"data": source} | given
+
+
+def _threshold_line(schema: Schema, confusion: list[list[int]]) -> str:
+    """Return a line about the threshold, with the F1 of its class on the test data."""
+    assert schema.threshold is not None
+    name, probability = schema.threshold.name, schema.threshold.probability
+    place = schema.classes.index(name)
+    right, other = confusion[place][place], confusion[1 - place]
+    f1 = 2 * right / max(sum(confusion[place]) + right + other[place], 1)
+    return (
+        f"{name!r} is predicted from a probability of {probability:.3g}: F1 {f1:.3f} on test data"
+    )
 
 
 def _status(stopped: str) -> int:

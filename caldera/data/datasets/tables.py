@@ -85,7 +85,7 @@ def table(
     >>> flowers
     Dataset(table: 8 samples to train, 2 to test, shape (2,), 2 classes)
     >>> print(flowers.schema.describe())
-    height  number     mean 3.1, deviation 1; missing: 3.1, and said so
+    height  number     mean 3.1, deviation 1; missing: 3.1, with an indicator
     kind    predicted  class: iris, rose
     """
     where = _where("data.table", source)

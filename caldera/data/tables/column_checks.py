@@ -194,7 +194,7 @@ def giveaway(values: Values, target: Values, classes: int) -> float:
         pairs = positive.sum() * (~positive).sum()
         area = (ranks[positive].sum() - positive.sum() * (positive.sum() - 1) / 2) / max(pairs, 1)
         scores.append(max(area, 1 - area))
-    elif ranks is not None and not classes and np.ptp(ranks):
+    elif ranks is not None and not classes and np.ptp(ranks) and np.ptp(target):
         scores.append(float(np.corrcoef(ranks, _ranks(target))[0, 1] ** 2))
     return float(max(scores))
 
@@ -306,7 +306,7 @@ def mixed_spellings(texts: Sequence[str]) -> Conventions | None:
     """Return the categories that differ only in case, spaces or abbreviation from others.
 
     >>> mixed_spellings(["Oslo"] * 30 + ["oslo"] * 2 + ["Roma"] * 9).text
-    "'oslo' in 2 rows beside 'Oslo' in 30"
+    "'oslo' in 2 rows next to 'Oslo' in 30"
     """
     counts = Counter(texts)
     plain: dict[str, list[str]] = {}

@@ -189,7 +189,7 @@ class Doctor:
             text = (
                 f"class {names[rarest]!r} has {_rows(int(counts[rarest]))} of {counts.sum()} "
                 f"({share:.1%}): accuracy is uninformative; see --class-weights balanced "
-                "(class_weights=)"
+                "(class_weights=) and --threshold best-f1"
             )
             self.found.append(TableFinding("imbalance", "", int(counts[rarest]), text, False))
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from caldera.data import Dataset, Loader, Pipeline
-from caldera.data.schema import FeatureSpan
+from caldera.base.arguments import require
+from caldera.data import Data, Dataset, Loader, Pipeline, Schema
+from caldera.data.schema import ClassThreshold, FeatureSpan
 from caldera.data.tables.table import MISSING, carried_columns
 from caldera.draw.charts import thumbnail
+from caldera.errors import DataError
 from caldera.nn.losses import MULTICLASS, MULTILABEL, PredictionKind
 from caldera.train.tracking.run_record import (
     CalibrationRecord,
@@ -58,11 +60,12 @@ def tested_classes(
     scores: list[np.ndarray] = []
     truth: list[np.ndarray] = []
     first = 0
-    for inputs, targets, predictions in _batches(model, data):
+    for inputs, targets, predictions in _batches(model, data.test):
         actual = class_numbers(targets, data.classes)
         likely = probabilities(predictions, task)
-        np.add.at(counts, (actual, likely.argmax(axis=1)), 1)
-        kept += _mistakes(first, inputs[0], actual, likely)
+        said = decisions(model, likely)
+        np.add.at(counts, (actual, said), 1)
+        kept += _mistakes(first, inputs[0], actual, likely, said)
         kept = sorted(kept, key=lambda each: -each.confidence)[:MOST_MISTAKES]
         if first < _MOST_SCORED:
             scores.append(likely)
@@ -91,7 +94,7 @@ def tested_values(
         return None, None
     both = [
         np.stack([targets.reshape(-1), predictions.reshape(-1)], axis=1).astype(np.float64)
-        for _, targets, predictions in _batches(model, data)
+        for _, targets, predictions in _batches(model, data.test)
     ]
     pairs = np.concatenate(both)
     target = data.schema.target if data.schema is not None else None
@@ -105,9 +108,9 @@ def tested_values(
 
 
 def _batches(
-    model: Model, data: Dataset
+    model: Model, samples: Data
 ) -> Iterator[tuple[Sequence[np.ndarray], np.ndarray, np.ndarray]]:
-    for batch in Loader(data.test, model.batch_size, shuffle=False):
+    for batch in Loader(samples, model.batch_size, shuffle=False):
         *inputs, targets = batch.arrays
         yield inputs, targets, model.predict(*inputs)
 
@@ -131,14 +134,64 @@ def probabilities(predictions: np.ndarray, task: PredictionKind | None) -> np.nd
     return powers / powers.sum(axis=1, keepdims=True)
 
 
+def decisions(model: Model, likely: np.ndarray) -> np.ndarray:
+    """Return the classes that a model predicts for rows of probabilities, by its threshold."""
+    return likely.argmax(axis=1) if model.schema is None else model.schema.chosen(likely)
+
+
+class BestThreshold(NamedTuple):
+    """Threshold with the largest F1, and this F1."""
+
+    probability: float
+    f1: float
+
+
+def best_threshold(likely: np.ndarray, positive: np.ndarray) -> BestThreshold:
+    """Return the probability from which to predict a class for the largest F1.
+
+    >>> best_threshold(np.array([0.9, 0.3, 0.2, 0.1]), np.array([True, True, False, False]))
+    BestThreshold(probability=0.25, f1=1.0)
+    """
+    order = np.argsort(-likely, kind="stable")
+    levels, right = likely[order], np.cumsum(positive[order])
+    f1 = 2 * right / (np.arange(1, len(likely) + 1) + positive.sum())
+    # Rows of equal probability are on one side.
+    ends = np.append(np.flatnonzero(np.diff(levels)), len(levels) - 1)
+    best = int(ends[f1[ends].argmax()])
+    below = levels[best + 1] if best + 1 < len(levels) else 0.0
+    return BestThreshold(float((levels[best] + below) / 2), float(f1[best]))
+
+
+def choose_threshold(model: Model, samples: Data, probability: float | None) -> ClassThreshold:
+    """Set the threshold of the rarer of two classes; see `Model.choose_threshold`."""
+    known, outputs = model.schema or Schema(), list(model.signature.outputs.values())
+    task = model.objective.task
+    require(
+        outputs in ([(2,)], [(1,)]) and task is not None and task.kind in (MULTICLASS, MULTILABEL),
+        "choose_threshold",
+        "a model of two classes",
+        f"one with outputs of shape {outputs}",
+    )
+    parts = [(class_numbers(y, 2), probabilities(p, task)) for _, y, p in _batches(model, samples)]
+    require(bool(parts), "choose_threshold", "samples", "none", error=DataError)
+    actual, likely = (np.concatenate(each) for each in zip(*parts, strict=True))
+    rarer = int(np.bincount(actual, minlength=2).argmin())
+    if probability is None:
+        probability = best_threshold(likely[:, rarer], actual == rarer).probability
+    classes = known.classes or ("0", "1")
+    found = ClassThreshold(classes[rarer], probability)
+    model.schema = replace(known, classes=classes, threshold=found)
+    return found
+
+
 # --- mistakes
 
 
 def _mistakes(
-    first: int, inputs: np.ndarray, actual: np.ndarray, likely: np.ndarray
+    first: int, inputs: np.ndarray, actual: np.ndarray, likely: np.ndarray, said: np.ndarray
 ) -> list[MistakeRecord]:
     """Return the most confident of the mistakes in a batch."""
-    said, sure = likely.argmax(axis=1), likely.max(axis=1)
+    sure = np.take_along_axis(likely, said[:, None], axis=1)[:, 0]
     wrong = np.flatnonzero((said != actual) & np.isfinite(sure))
     chosen = wrong[np.argsort(-sure[wrong], kind="stable")][:MOST_MISTAKES]
     return [
