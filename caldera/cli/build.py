@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from caldera import optim
 from caldera.base.arguments import require
 from caldera.cli.options import CONSTANT, names_of
@@ -22,6 +24,8 @@ from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, T
 from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.tables.members import MOST_ONE_HOT
+from caldera.train.tables.training import TableRun
+from caldera.train.tracking.evaluation import best_threshold
 from caldera.train.tracking.history import History
 
 _RATE_ARGUMENTS = ("initial", "peak", "then")
@@ -109,11 +113,15 @@ def make_class_weights(options: Mapping[str, Any]) -> str | dict[str, float] | N
 
 
 def set_threshold(
-    options: Mapping[str, Any], model: Model, found: Dataset, history: History
+    options: Mapping[str, Any],
+    model: Model,
+    found: Dataset,
+    history: History,
+    table: TableRun | None = None,
 ) -> None:
     """Set the probability from which the model predicts the rarer of two classes, if it is given.
 
-    The history records a choice by F1.
+    It is chosen on predictions out of fold or on the held-out part. The history records the choice.
     """
     given = options.get("threshold")
     if given is None:
@@ -121,9 +129,12 @@ def set_threshold(
     number = as_float(given)
     valid = given == BEST_F1 or (number is not None and 0 < number < 1)
     require(valid, "--threshold", f"{BEST_F1}, or a probability between 0 and 1", repr(given))
+    if number is None and table is not None and found.classes == 2:
+        rarer = int(np.bincount(table.targets, minlength=2).argmin())
+        number = best_threshold(table.predictions[:, rarer], table.targets == rarer).probability
     samples = found.train if found.validation is None else found.validation
     model.choose_threshold(samples, number)
-    if number is None and history.selection is not None:
+    if given == BEST_F1 and history.selection is not None:
         history.selection = replace(history.selection, by=(*history.selection.by, "F1"))
 
 

@@ -31,11 +31,13 @@ from caldera.cli.table_blend import (
     trains_blend,
 )
 from caldera.data import Dataset, Schema
+from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.saving.checkpoint import CheckpointFolder
 from caldera.train.tracking.history import History
 from caldera.train.tracking.leaderboard import leader_rows
 from caldera.train.tracking.run_folder import CURVES, GRAPH, HISTORY, RUN, RunFolder
+from caldera.train.tracking.run_record import RunRecord
 
 RECIPE = "recipe.toml"
 _MOST_COLUMNS = 40
@@ -94,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     kept.path.mkdir(parents=True, exist_ok=True)
     write_recipe(kept.path / RECIPE, options)
     started = time.perf_counter()
+    table = None
     if is_blend:
         table = train_blend(options, found, verbose=0 if arguments.quiet else None)
         model, history = table.model, table.history
@@ -101,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         history = _fitted(model, options, found, arguments)
     seconds = time.perf_counter() - started
-    set_threshold(options, model, found, history)
+    set_threshold(options, model, found, history, table)
     if history.stopped and arguments.quiet:
         print(f"stopped: {history.stopped}")
     status = _status(history.stopped)
@@ -110,6 +113,17 @@ def run(arguments: argparse.Namespace) -> int:
     record = kept.write(model, history, found, settings=settings, measured=not status)
     is_untrained = options.get("epochs") == 0
     trained = "not trained: 0 epochs" if is_untrained else f"trained for {seconds:.1f} s"
+    _print_results(record, model, found, trained)
+    names = [kept.model_file(found.name).name, CURVES, GRAPH, HISTORY, RUN, RECIPE]
+    for path in [kept.path / name for name in names]:
+        if path.is_file():
+            print(f"wrote   {path}")
+    print(f"report  caldera report {kept.path}")
+    return status
+
+
+def _print_results(record: RunRecord, model: Model, found: Dataset, trained: str) -> None:
+    """Print results on held-out and test samples, and the leaderboard of a table."""
     if record.held_out:
         held = f"{len(found.validation or ()):,} held-out samples of the training data"
         print(f"holdout {results_line(record.held_out)}  ({held})")
@@ -122,12 +136,6 @@ def run(arguments: argparse.Namespace) -> int:
     if record.leaderboard:
         head, *rows = leader_rows(record.leaderboard, found.classes)
         print(*(f"        {line}" for line in table_lines([head, *rows], left=(0,))), sep="\n")
-    names = [kept.model_file(found.name).name, CURVES, GRAPH, HISTORY, RUN, RECIPE]
-    for path in [kept.path / name for name in names]:
-        if path.is_file():
-            print(f"wrote   {path}")
-    print(f"report  caldera report {kept.path}")
-    return status
 
 
 def _fitted(
