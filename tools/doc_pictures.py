@@ -65,7 +65,9 @@ def _imbalance(names: Names) -> str:
     samples, actual = names["parts"].test.x, names["actual"]
     charts = []
     for title, model in (("as it is", names["plain"]), ("with weights", names["weighted"])):
-        chance = names["probability"](model, samples)
+        chance = model.schema.decode(model.predict(samples), probabilities=True)[
+            "probability of faulty"
+        ]
         thresholds = np.linspace(0.02, 0.98, 49)
         called = [chance > each for each in thresholds]
         recall = [actual[each].sum() / actual.sum() for each in called]

@@ -63,7 +63,7 @@ add_flags = flags(
     ),
     group("search options", *map(option_flag, OWN)),
     # Trials are single networks, and --time is the limit of a job.
-    option_flags(*GROUPS, without=("time", "fast")),
+    option_flags(*GROUPS, without=("time", "fast", "threshold")),
 )
 """The flags of `search`: its own, and the options of a recipe."""
 
