@@ -154,6 +154,7 @@ def consistency(communicator: Communicator, options: Options) -> dict[str, Any]:
         optimizer=optim.SGD(options["rate"]),
         batch_size=options["batch"],
         seed=options["seed"],
+        device="cpu",
     )
     clock = StepClock()
     history = model.fit(
@@ -177,7 +178,10 @@ def steps(communicator: Communicator, options: Options) -> dict[str, Any]:
     samples = options["batch"] * options["steps"]
     x = draw.standard_normal((samples, *shape)).astype(np.float32)
     y = draw.integers(0, classes, samples)
-    model = NeuralNetwork(make(), optimizer=optim.SGD(1e-3), batch_size=options["batch"])
+    # Steps on a GPU would be handed over, and not yet computed, when the clock is read.
+    model = NeuralNetwork(
+        make(), optimizer=optim.SGD(1e-3), batch_size=options["batch"], device="cpu"
+    )
     name = options.get("compression")
     compression = None if name is None else compressors.make(name)
     strategy = parallel.DataParallel(communicator=communicator, compression=compression)
@@ -247,6 +251,8 @@ def run_ranks(work: str, ranks: int, asked: Sequence[Options]) -> tuple[list[Any
             )
         if done_there.returncode or not file.exists():
             lines = done_there.stderr.decode(errors="replace").strip().splitlines()
+            # A launcher's own lines follow those of the rank that failed.
+            lines = [line for line in lines if "Error: " in line] or lines
             raise CommError.build(
                 f"{work} on {ranks} ranks",
                 expected="a result",
