@@ -178,7 +178,7 @@ def steps(communicator: Communicator, options: Options) -> dict[str, Any]:
     samples = options["batch"] * options["steps"]
     x = draw.standard_normal((samples, *shape)).astype(np.float32)
     y = draw.integers(0, classes, samples)
-    # Steps on a GPU would be handed over, and not yet computed, when the clock is read.
+    # Steps on a GPU run asynchronously: the clock would be read before they end.
     model = NeuralNetwork(
         make(), optimizer=optim.SGD(1e-3), batch_size=options["batch"], device="cpu"
     )
@@ -251,7 +251,7 @@ def run_ranks(work: str, ranks: int, asked: Sequence[Options]) -> tuple[list[Any
             )
         if done_there.returncode or not file.exists():
             lines = done_there.stderr.decode(errors="replace").strip().splitlines()
-            # A launcher's own lines follow those of the rank that failed.
+            # A launcher adds its own lines after the error of a rank.
             lines = [line for line in lines if "Error: " in line] or lines
             raise CommError.build(
                 f"{work} on {ranks} ranks",
