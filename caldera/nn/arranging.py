@@ -167,9 +167,12 @@ def _is_width(value: Any) -> bool:
 class Padding(Bordered):
     """Sequences, images or volumes (N, C, ...) with a border of `widths` elements.
 
-    `widths` is a number for both ends of every axis, or a list with a number or a pair (before,
-    after) for each axis. `mode` is "constant" (`value`), "reflect" (mirrored at the border),
-    "replicate" (the elements at the border) or "circular" (from the opposite end).
+    Args:
+        widths: A number for both ends of every axis, or a list with a number or a pair (before,
+            after) for each axis.
+        mode: "constant" (`value`), "reflect" (mirrored at the border), "replicate" (the elements at
+            the border) or "circular" (from the opposite end).
+        value: Value of a constant border.
 
     >>> from caldera import nn, op
     >>> nn.Padding(1)(op.input("x", (5, 3, 28, 28))).shape

@@ -26,8 +26,14 @@ from caldera.nn.normalisation import LayerNorm
 class Embedding(Layer):
     """Embedding of `count` words: a vector of `width` numbers for each, selected by index.
 
-    With `mask_zero`, word 0 is padding: the result is (vectors, mask), which a recurrent layer
-    accepts as its two inputs. Vectors are initialised uniformly within 0.05 unless `fill` is given.
+    With `mask_zero`, the result is (vectors, mask), which a recurrent layer accepts as its two
+    inputs.
+
+    Args:
+        count: Number of words.
+        width: Number of elements of each vector.
+        mask_zero: True if word 0 is padding.
+        fill: Initial vectors; by default uniform within 0.05.
 
     >>> from caldera import nn, op
     >>> nn.Embedding(100, 16)(op.input("words", (5, 10), dtype="int64")).shape
@@ -103,10 +109,15 @@ class MultiHeadAttention(Layer):
 
     `layer(x)` is self-attention. `layer(x, memory)` attends to another sequence, which may have
     another width: its keys and values are computed from `memory`. Both accept a `mask` (see above).
-    With `causal` a step attends to itself and to earlier steps. With `key_heads`, which divides
-    `heads`, several query heads share keys and values (grouped queries; one key head is multi-query
-    attention). Weights have Glorot's uniform initialisation unless `fill` and, for the last
-    product, `output_fill` are given.
+
+    Args:
+        heads: Number of heads, which divides the width of the sequence.
+        causal: True if a step attends only to itself and to earlier steps.
+        bias: True for trainable biases.
+        fill: Initial weights; by default Glorot's uniform ones.
+        output_fill: Initial weights of the last product.
+        key_heads: Number of heads of keys and values, a divisor of `heads`: several query heads
+            share them (grouped queries; one is multi-query attention).
 
     >>> from caldera import nn, op
     >>> layer = nn.MultiHeadAttention(4, causal=True)
@@ -258,10 +269,15 @@ class MultiHeadAttention(Layer):
 class TransformerBlock(Layer):
     """Attention, then two dense layers, each on the normalised input and added to it (pre-norm).
 
-    The hidden layer is `ratio` times as wide as x. `dropout` acts on both branches before they are
-    added. With `return_mask` and a given mask the result is (y, mask), for a layer that accepts a
-    mask. The fills are the same as for `nn.MultiHeadAttention`: `output_fill` is for the last
-    product of each branch.
+    Args:
+        heads: Number of heads of the attention.
+        causal: True if a step attends only to itself and to earlier steps.
+        ratio: Width of the hidden layer, in widths of x.
+        dropout: Rate of the dropout on both branches before they are added.
+        fill: Initial weights; by default Glorot's uniform ones.
+        output_fill: Initial weights of the last product of each branch.
+        return_mask: True to return (y, mask) where a mask is passed.
+        activation: Name of the activation of the hidden layer.
 
     >>> from caldera import nn, op
     >>> block = nn.TransformerBlock(4, causal=True)

@@ -210,10 +210,17 @@ class Output(Layer):
 @register
 @dataclass(eq=False)
 class Dense(Layer):
-    """x @ weight + bias over the last axis, then an activation if one is named.
+    """Dense layer: x @ weight + bias over the last axis, then an activation if one is named.
 
-    Weights have Glorot's uniform initialisation unless `fill` is given. Biases are initialised with
-    0.
+    Biases are initialised with 0.
+
+    Args:
+        units: Number of outputs.
+        bias: True for a trainable bias.
+        fill: Initial weights: a filler, number or array; by default Glorot's uniform ones.
+        activation: Name of an activation, such as "relu".
+        name: Name of the layer, for parameters and messages.
+        device: Device of the layer, by default the device of the model.
 
     >>> from caldera import nn, op
     >>> nn.Dense(10, activation="relu")(op.input("x", (5, 4))).shape

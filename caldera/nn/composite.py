@@ -25,6 +25,11 @@ from caldera.nn.layer import Layer
 class Residual(Layer):
     """The output of `layers` plus x (or plus `shortcut(x)`), then `activation`.
 
+    Args:
+        layers: Layers of the branch.
+        shortcut: Layer on the input, where its shape differs from the branch's.
+        activation: Name of the activation of the sum.
+
     >>> from caldera import nn, op
     >>> block = nn.Residual([nn.Dense(4, activation="relu"), nn.Dense(4)], activation="relu")
     >>> block(op.input("x", (5, 4))).shape

@@ -42,10 +42,17 @@ class EnsembleDense(Layer):
     """Dense layers of several members in one: (x * r) @ weight * s + bias, r and s per member.
 
     The input is (N, features), the same for all members, or (N, members, features); the output is
-    (N, members, units). All members share one weight matrix, or `groups` matrices in order. If
-    `groups` equals `members`, each member has a separate matrix, without r and s. An input with
-    fewer vectors than members is repeated in order. The first layer needs members that differ:
-    `scales=cd.normal(0.0, 1.0)` fills r, which is otherwise 1, as s is.
+    (N, members, units). An input with fewer vectors than members is repeated in order. The first
+    layer needs members that differ: `scales=cd.normal(0.0, 1.0)`.
+
+    Args:
+        units: Number of outputs of each member.
+        members: Number of members.
+        groups: Number of weight matrices, shared in order; if it equals `members`, each member has
+            a separate one, without r and s.
+        fill: Initial weights.
+        scales: Initial values of r, by default 1, the initial value of s.
+        activation: Name of an activation.
 
     >>> import caldera as cd
     >>> from caldera import nn, op

@@ -51,6 +51,9 @@ class Noise(Layer):
 class Dropout(Noise):
     """While training, sets a fraction `rate` of the values to zero and scales the rest up.
 
+    Args:
+        rate: Fraction of values to drop, from 0 to below 1.
+
     >>> from caldera import nn, op
     >>> nn.Dropout(0.5)(op.input("x", (5, 2))).shape
     (5, 2)

@@ -24,9 +24,12 @@ class BatchNorm(Layer):
     """Normalise each channel (axis 1) to mean 0 and variance 1, then scale and shift it.
 
     Scale and shift are learned. While training, mean and variance are computed from the batch, over
-    all ranks together, and running averages are kept: `momentum` is the part of the new value in
-    each step (PyTorch's meaning and default); the running variance is the unbiased one. Evaluation
-    uses the running averages, and so does training where the layer is frozen.
+    all ranks together, and running averages are kept; the running variance is the unbiased one.
+    Evaluation uses the running averages, and so does training where the layer is frozen.
+
+    Args:
+        momentum: Weight of a new value in the running averages (PyTorch's meaning and default).
+        eps: Number added to the variance.
 
     >>> from caldera import nn, op
     >>> layer = nn.BatchNorm()
@@ -84,6 +87,10 @@ def _sizes_along(layer: Layer, x: Expr, axis: int | Sequence[int]) -> list[int]:
 @dataclass(eq=False)
 class LayerNorm(Layer):
     """Each sample to mean 0 and variance 1 over `axis`, then scaled and shifted.
+
+    Args:
+        axis: Axis, or axes, of the statistics.
+        eps: Number added to the variance.
 
     >>> from caldera import nn, op
     >>> nn.LayerNorm()(op.input("x", (5, 10, 64))).shape

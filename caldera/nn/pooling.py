@@ -65,6 +65,12 @@ class Pooling2D(Layer):
 class MaxPool2D(Layer):
     """The largest element of each window; padding never is.
 
+    Args:
+        size: Height and width of the window, or one number for both.
+        stride: Distance between windows; by default `size`.
+        padding: Width of the border, "same" or "valid".
+        partial_windows: True for windows that reach over the end, as PyTorch's `ceil_mode`.
+
     >>> from caldera import nn, op
     >>> nn.MaxPool2D(2)([[[[1.0, 5.0], [2.0, 3.0]]]]).tolist()
     [[[[5.0]]]]

@@ -173,11 +173,18 @@ class Recurrent(Recurrence):
 class RNN(Recurrent, RNNCell):
     """h = tanh(x W + h U + b): the last h (N, units), or all steps (N, T, units).
 
-    `bidirectional` joins the results of both directions. `go_backwards` starts at the last step;
-    the output of step t keeps index t. `return_mask` passes the mask to the next layer: the result
-    is (sequences, mask). `layer(x, state=h)` begins with a state instead of zeros, and with
-    `return_state` the result is (y, h). `stateful=n` keeps the states of n sequences: a batch of
-    `fit`, `evaluate` and `predict` continues from the previous one, until `reset_states`.
+    `layer(x, state=h)` begins with a state instead of zeros.
+
+    Args:
+        units: Number of elements of the state.
+        return_sequences: True to return all steps instead of the last one.
+        bidirectional: True to join the results of both directions.
+        go_backwards: True to start at the last step; the output of step t keeps index t.
+        return_mask: True to return (sequences, mask), for the next layer.
+        return_state: True to return (y, h).
+        stateful: Number of sequences whose states are kept from batch to batch, until
+            `reset_states`; 0 for none.
+        activation: Name of the activation.
 
     >>> from caldera import nn, op
     >>> x = op.input("x", (5, 10, 3))
@@ -196,8 +203,17 @@ class RNN(Recurrent, RNNCell):
 class LSTM(Recurrent, LSTMCell):
     """Long short-term memory: the last output (N, units), or all outputs (N, T, units).
 
-    The gates are input, forget, cell, output, in this order. The settings are the same as for
-    `nn.RNN`; the state is (h, c), and with `return_state` the result is (y, h, c).
+    The gates are input, forget, cell, output, in this order. The state is (h, c).
+
+    Args:
+        units: Number of elements of each state.
+        return_sequences: True to return all steps instead of the last one.
+        bidirectional: True to join the results of both directions.
+        go_backwards: True to start at the last step; the output of step t keeps index t.
+        return_mask: True to return (sequences, mask), for the next layer.
+        return_state: True to return (y, h, c).
+        stateful: Number of sequences whose states are kept from batch to batch, until
+            `reset_states`; 0 for none.
 
     >>> from caldera import nn, op
     >>> x = op.input("x", (5, 10, 3))
@@ -214,7 +230,17 @@ class GRU(Recurrent, GRUCell):
     """Gated recurrent units: the last output (N, units), or all outputs (N, T, units).
 
     The gates are reset, update, new, in this order; the reset acts after the product with the
-    state, as in PyTorch and cuDNN. The settings are the same as for `nn.RNN`.
+    state, as in PyTorch and cuDNN.
+
+    Args:
+        units: Number of elements of the state.
+        return_sequences: True to return all steps instead of the last one.
+        bidirectional: True to join the results of both directions.
+        go_backwards: True to start at the last step; the output of step t keeps index t.
+        return_mask: True to return (sequences, mask), for the next layer.
+        return_state: True to return (y, h).
+        stateful: Number of sequences whose states are kept from batch to batch, until
+            `reset_states`; 0 for none.
 
     >>> from caldera import nn, op
     >>> nn.GRU(4)(op.input("x", (5, 10, 3))).shape

@@ -54,8 +54,17 @@ def conv2d(
 ) -> Expr:
     """Convolve images (N, C, H, W) with K kernels (K, C / groups, h, w) to (N, K, H', W').
 
-    With `groups`, the channels are split into that number of parts, each convolved with a separate
-    set of K / groups kernels; groups = C is a depthwise convolution.
+    Args:
+        x: Images.
+        w: Kernels.
+        stride: Distance between windows, one number or (rows, columns).
+        padding: Width of the zero border, or "same" or "valid".
+        dilation: Distance between the elements of a window.
+        groups: Number of parts of the channels, each convolved with a separate set of K / groups
+            kernels; C is a depthwise convolution.
+
+    Returns:
+        The images (N, K, H', W').
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -138,15 +138,23 @@ def _check_bias(x: Node, bias: Node, axis: int, name: str) -> None:
 def scaled_dot_product_attention(
     q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False, scale: float | None = None
 ) -> Expr:
-    """Return softmax(scale * q k^T) v for queries (..., T, D), keys (..., S, D), values (..., S,
-    E).
+    """Return softmax(scale * q k^T) v, the attention of queries to keys.
 
-    The axes before the last two broadcast (batches, heads). `scale` is 1 / sqrt(D) unless given.
+    The axes before the last two broadcast (batches, heads). A query without visible keys results in
+    0, not NaN.
 
-    `mask` broadcasts to (..., T, S): truth values select the keys that a query attends to, numbers
-    are added to the scores. `causal` masks the keys after each query. The last query and the last
-    key have the same position, so with S > T the first S - T keys are the past (a cache, for
-    example). A query without visible keys results in 0, not NaN.
+    Args:
+        q: Queries (..., T, D).
+        k: Keys (..., S, D).
+        v: Values (..., S, E).
+        mask: Mask that broadcasts to (..., T, S): booleans select the keys that a query attends to,
+            numbers are added to the scores.
+        causal: True to mask the keys after each query. The last query and the last key have the
+            same position, so with S > T the first S - T keys are the past (a cache, for example).
+        scale: Factor of the scores, 1 / sqrt(D) unless given.
+
+    Returns:
+        Values (..., T, E).
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -201,9 +209,19 @@ def batch_norm(
 ) -> Expr | tuple[Expr, Expr, Expr]:
     """Return (x - mean) / sqrt(variance + eps) * scale + shift, for each channel along `axis`.
 
-    For training, omit mean and variance: they are computed from x, over all axes but `axis`, and
-    the result is (y, mean, variance), the latter two for running averages. The variance is the
-    batch variance (divided by n, not n - 1). For inference, pass both, and the result is y.
+    Args:
+        x: Batch.
+        scale: Factor of each channel.
+        shift: Summand of each channel.
+        mean: Mean of each channel for inference. For training, omit mean and variance: they are
+            computed from x, over all axes but `axis`.
+        variance: Variance of each channel for inference.
+        eps: Number added to the variance.
+        axis: Axis of the channels.
+
+    Returns:
+        y; without mean and variance (y, mean, variance), the latter two for running averages. This
+        is the batch variance (divided by n, not n - 1).
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -56,13 +56,19 @@ def cross_entropy(
 ) -> Expr:
     """Return -log(softmax(logits)) at the labels, the loss of a classifier, without overflow.
 
-    The classes are along `axis` (use axis=1 for images of logits, (N, classes, H, W)). `labels` are
-    class indices, one per sample, or probabilities in the shape of the logits. An index that is not
-    a class raises an error if its value is known when the expression is built, and results in NaN
-    otherwise.
+    An index that is not a class raises an error if its value is known when the expression is built,
+    and results in NaN otherwise. Weights by class are `weights=op.gather(class_weights, labels)`.
 
-    `weights` has one number per sample; the mean is then the weighted one, sum(w * loss) / sum(w).
-    Weights by class are `weights=op.gather(class_weights, labels)`; 0 leaves a sample out.
+    Args:
+        logits: Scores before the softmax.
+        labels: Class indices, one per sample, or probabilities in the shape of the logits.
+        reduction: "mean", "sum" or "none".
+        weights: One number per sample; the mean is then sum(w * loss) / sum(w), and 0 leaves a
+            sample out.
+        axis: Axis of the classes; 1 for images of logits (N, classes, H, W).
+
+    Returns:
+        The mean or sum as a scalar, or a loss for each sample.
 
     >>> import caldera as cd
     >>> from caldera import op

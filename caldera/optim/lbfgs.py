@@ -45,17 +45,23 @@ class JudgedTrial(NamedTuple):
 
 @optimizers.register("lbfgs")
 class LBFGS(Optimizer):
-    """Quasi-Newton steps from the last `history` changes of parameters and gradients.
+    """Quasi-Newton steps from the last changes of parameters and gradients.
 
     Meant for smooth losses of full batches: `fit` rejects smaller batches. Each step evaluates the
-    loss once. Without a line search it moves by `learning_rate` times the direction; the first
-    direction is shortened to a sum of absolute values of 1. With line_search="strong_wolfe" a point
-    is accepted when Wolfe's conditions hold, after at most `most_trials` evaluations; rejected
-    trial points may have a larger loss. PyTorch's max_iter and max_eval have no counterpart: the
-    number of steps is the number of evaluations.
+    loss once. PyTorch's max_iter and max_eval have no counterpart: the number of steps is the
+    number of evaluations. It runs in one process and with `parallel.DataParallel`. Decay, clipping,
+    groups and accumulation are not available, since the line search needs the loss of these very
+    gradients.
 
-    It runs in one process and with `parallel.DataParallel`. Decay, clipping, groups and
-    accumulation are not available, since the line search needs the loss of these very gradients.
+    Args:
+        learning_rate: Factor of the direction without a line search; the first direction is
+            shortened to a sum of absolute values of 1.
+        history: Number of changes that are stored.
+        line_search: None, or "strong_wolfe": a point is accepted when Wolfe's conditions hold.
+        most_trials: Maximum number of evaluations of a line search; rejected points may have a
+            larger loss.
+        tolerance: Magnitude of the largest gradient element at which steps end.
+        least_change: Slope, and width of a line search, below which steps end.
 
     >>> import caldera as cd
     >>> from caldera import op, optim

@@ -97,14 +97,21 @@ class Adafactor(Optimizer):
 class Muon(Optimizer):
     """Momentum with orthogonalised steps: all singular values of a step are about 1.
 
-    The running mean of a matrix's gradients, with `nesterov` extrapolated by one step, is
-    orthogonalised by `iterations` of a Newton-Schulz polynomial with these `coefficients`. `scale`
-    adapts the rate to the shape: "original" multiplies it by sqrt(outputs / inputs) where that
-    exceeds 1 (outputs are the last axis, as in `nn.Dense`); "match_rms_adamw" multiplies it by 0.2
-    * sqrt(longer axis), so that rates tuned for AdamW apply.
-
+    The running mean of a matrix's gradients is orthogonalised by a Newton-Schulz polynomial.
     Parameters with other than two axes, such as biases, take AdamW's steps. A `Group` sets a
     separate rate for them, or for the matrices of embeddings.
+
+    Args:
+        learning_rate: Number, or `optim.Schedule`.
+        momentum: Decay of the running mean.
+        nesterov: True to extrapolate the mean by one step.
+        coefficients: Coefficients of the polynomial.
+        iterations: Number of its iterations.
+        epsilon: Number added to the norm.
+        scale: "original" multiplies the rate by sqrt(outputs / inputs) where that exceeds 1
+            (outputs are the last axis, as in `nn.Dense`); "match_rms_adamw" multiplies it by 0.2 *
+            sqrt(longer axis), so that rates tuned for AdamW apply.
+        **options: `weight_decay`, `clip`, `groups` and more; see `Optimizer`.
 
     >>> import numpy as np
     >>> from caldera import op, optim

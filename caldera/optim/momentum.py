@@ -23,8 +23,14 @@ class SGD(Optimizer):
     """w - rate * gradient; with momentum, a decaying sum replaces the gradient.
 
     velocity = momentum * velocity + gradient (Polyak, 1964; as in PyTorch, the sum does not include
-    the rate). With `nesterov` the step looks ahead: it is gradient + momentum * velocity.
-    `SGD(rate)`, or by its other name `GradientDescent(rate)`, is plain descent and keeps no state.
+    the rate). `SGD(rate)`, or by its other name `GradientDescent(rate)`, is plain descent and keeps
+    no state.
+
+    Args:
+        learning_rate: Number, or `optim.Schedule`.
+        momentum: Decay of the sum, from 0 to below 1.
+        nesterov: True to look ahead: the step is gradient + momentum * velocity.
+        **options: `weight_decay`, `clip`, `groups`, `accumulate` and more; see `Optimizer`.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -74,6 +80,12 @@ class Lion(Optimizer):
 
     It needs about a tenth of Adam's learning rate and ten times its decoupled weight decay, and
     half of Adam's state.
+
+    Args:
+        learning_rate: Number, or `optim.Schedule`.
+        beta1: Weight of the running mean in the direction.
+        beta2: Decay of the running mean.
+        **options: `weight_decay`, `clip`, `groups`, `accumulate` and more; see `Optimizer`.
 
     >>> import caldera as cd
     >>> from caldera import op, optim

@@ -23,10 +23,13 @@ Match = str | Variable
 class Group(Configurable):
     """The parameters that `match`: a name pattern, a variable, or a list of such.
 
-    A pattern (with *, ? and [...]) must match the whole name or its end after a slash: "bias"
-    matches every bias, "head/*" every parameter in the layer named head. Their learning rate is
-    multiplied by `learning_rate_factor`; `weight_decay`, if given, replaces the strength of the
-    optimizer's. A parameter belongs to the first group that matches it.
+    A parameter belongs to the first group that matches it.
+
+    Args:
+        match: Pattern (with *, ? and [...]) of the whole name or its end after a slash: "bias"
+            matches every bias, "head/*" every parameter in the layer named head.
+        learning_rate_factor: Factor of the learning rate.
+        weight_decay: Strength that replaces the optimizer's; None leaves it.
 
     >>> import caldera as cd
     >>> from caldera import op, optim

@@ -89,10 +89,27 @@ def run(
 ) -> Study:
     """Search a space for the best parameters; return the study of all trials.
 
-    `build` receives the parameters of a trial by name, and returns a model, which is trained on
-    `data`. Without data it is a plain function that returns a number (to be minimised) or a dict of
-    numbers, or yields them step by step. The remaining arguments are described in the module
-    `caldera.search.runner`.
+    Args:
+        build: Function that receives the parameters of a trial by name and returns a model, which
+            is trained on `data`. Without data it is a plain function that returns a number (to be
+            minimised) or a dict of numbers, or yields them step by step.
+        space: Dimensions by the names of parameters.
+        data: Data set, or None.
+        method: Name or object of a search method.
+        stop: Name or object of a rule that ends unpromising trials, such as "asha".
+        trials: Number of trials.
+        seconds: Time after which no new trials start.
+        objective: Quantity to optimise, such as "val_accuracy"; several for a Pareto front.
+        epochs: Number of epochs of a trial.
+        validation: Fraction of the training samples held out to choose by, or data.
+        folder: Folder of the study; an existing one continues.
+        seed: Seed of proposals and models.
+        workers: Number of parallel trials, a Dask or Ray client, or "mpi".
+
+    Returns:
+        The study; `study.best` is the best trial, `study.test` its results on the test data.
+
+    The remaining arguments are described in the module `caldera.search.runner`.
 
     >>> from caldera import search
     >>> space = {"x": search.uniform(-4, 4), "y": search.uniform(-4, 4)}

@@ -100,7 +100,10 @@ class Callback:
 class KeepBest(Callback):
     """Keeps the parameters of the best epoch, and puts them back when the run ends.
 
-    `mode` is "min" or "max"; without it the name decides (losses and errors should be small).
+    Args:
+        monitor: Column of the history that decides.
+        mode: "min" or "max"; by default it follows from the name: losses and errors are small.
+        min_delta: Change that counts as an improvement.
 
     >>> import caldera as cd
     >>> cd.KeepBest("val_accuracy").mode
@@ -159,10 +162,14 @@ class KeepBest(Callback):
 
 @guarded
 class EarlyStopping(KeepBest):
-    """Ends the run once `monitor` has not become better for `patience` epochs.
+    """Ends the run once `monitor` has not improved for `patience` epochs.
 
-    Better means by more than `min_delta`. With `restore_best` the model has the parameters of its
-    best epoch at the end. `mode` is as in `KeepBest`.
+    Args:
+        monitor: Column of the history, such as "val_loss" or "val_accuracy".
+        patience: Number of epochs without improvement after which the run ends.
+        min_delta: Change that counts as an improvement.
+        restore_best: True to end with the parameters of the best epoch.
+        mode: "min" or "max"; by default it follows from the name of the column.
 
     >>> import caldera as cd
     >>> cd.EarlyStopping("val_loss", patience=3).patience

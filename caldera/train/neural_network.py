@@ -50,6 +50,13 @@ _LEAST_PIXELS = 8
 class NeuralNetwork(Model):
     """Network built from a list of layers.
 
+    Args:
+        layers: Layers in the order of the forward pass; `nn.Input` has the shape of a sample.
+        loss: Name of a loss, object of `nn.losses`, or function of predictions and targets.
+        optimizer: Name of an optimizer, or object of `optim`.
+        **settings: `learning_rate`, `batch_size`, `epochs`, `metrics`, `precision`, `device`,
+            `seed` and further settings of `Model`.
+
     >>> import caldera as cd
     >>> from caldera import nn
     >>> model = cd.NeuralNetwork(

@@ -31,13 +31,21 @@ def compile(
 ) -> Plan:
     """Return a plan that computes these expressions together, and performs the assignments.
 
-    A run returns the values of the expressions; assignments only take effect. `device` is the
-    device of all unpinned nodes. Without it `settings.placement` decides: the device of the
-    variables, unless they are on several devices. `without` names passes to leave out
-    (`caldera.compiler.passes`). `precision` is None, "float16" or "bfloat16" for mixed precision,
-    or "tf32" for products that tensor cores may round. Unless `remember` is false, the most
-    recently used plans are cached with their memory, as long as the variables and data they read
-    exist. For inputs with open sizes the plan is an `OpenPlan`, with one plan for each size.
+    A run returns the values of the expressions; assignments only take effect. For inputs with open
+    sizes the plan is an `OpenPlan`, with one plan for each size.
+
+    Args:
+        outputs: Expressions and assignments.
+        device: Device of all unpinned nodes. By default `settings.placement` decides: the device of
+            the variables, unless they are on several devices.
+        without: Names of passes to leave out (`caldera.compiler.passes`).
+        precision: None, "float16" or "bfloat16" for mixed precision, or "tf32" for products that
+            tensor cores may round.
+        communicator: Communicator of collective operations; by default the world.
+        remember: True to cache the plan with its memory, as long as its variables exist.
+
+    Returns:
+        The plan; `plan.run(inputs)` computes it.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -97,9 +105,14 @@ def grad(
 ) -> Any:
     """Return the derivative of a scalar expression with respect to others: again expressions.
 
-    One expression for one, a list for a list. An output that is not a scalar needs `seed`, the
-    derivative of some scalar with respect to it. An expression it does not depend on is an error
-    unless `unused="zero"`.
+    Args:
+        output: Expression to differentiate.
+        wrt: Expression, or list of expressions, to differentiate with respect to.
+        seed: Derivative of some scalar with respect to an output that is not a scalar.
+        unused: "error", or "zero" for expressions that the output does not depend on.
+
+    Returns:
+        One expression for one, a list for a list.
 
     >>> import caldera as cd
     >>> from caldera import op

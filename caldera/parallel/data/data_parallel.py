@@ -60,15 +60,19 @@ pass.
 class DataParallel(Strategy):
     """Every rank has the whole model, computes on its share of each batch, and sums gradients.
 
-    `batch_size` is the size of the whole batch. Gradients are combined into messages of about
-    `bucket_bytes`, in the order of the backward pass, and exchanged during it; with `overlap=False`
-    the exchange follows it. `algorithm` is one of `comm.algorithms.ALLREDUCE`. `compression` is an
-    object of `caldera.compress`. With `factors` a dense layer's gradient is computed from the
-    inputs and output gradients of all ranks, where these are smaller than the gradient.
+    `batch_size` is the size of the whole batch. Gradients are combined into messages in the order
+    of the backward pass. The parameters are the same on all ranks after every step, to the bit.
 
-    The parameters are the same on all ranks after every step, to the bit. With `shards` they are
-    also the same for any number of ranks: the batch is split into this number of parts, which are
-    computed separately, and their gradients are added along a fixed tree.
+    Args:
+        bucket_bytes: Size of a message.
+        algorithm: "auto" measures; or one of `comm.algorithms.ALLREDUCE`.
+        overlap: True to exchange during the backward pass, False to exchange after it.
+        compression: Object of `caldera.compress`.
+        factors: True to compute a dense layer's gradient from the inputs and output gradients of
+            all ranks, where these are smaller than the gradient.
+        shards: Number of parts of a batch, computed separately and added along a fixed tree, for
+            the same parameters on any number of ranks.
+        communicator: Communicator of the ranks; by default the world.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -236,13 +240,16 @@ class Sharded(DataParallel):
     """Each rank stores and updates its part of every parameter.
 
     A step gathers the parameters at the start of its forward pass, each before the layer that needs
-    it, and sends each part of the gradients to the rank that owns it. `stage` selects the values
-    that are partitioned while steps run: optimizer state (1), also gradients (2), also parameters
-    (3). In stage 3, parameters are gathered again for the backward pass and occupy memory only
-    around the layer that needs them. Stages 1 and 2 send the bytes of `DataParallel`, stage 3 one
-    and a half times as many.
+    it, and sends each part of the gradients to the rank that owns it. Results equal `DataParallel`.
+    Between epochs, and in checkpoints, values are as in one process.
 
-    Results equal `DataParallel`. Between epochs, and in checkpoints, values are as in one process.
+    Args:
+        stage: Values that are partitioned while steps run: optimizer state (1), also gradients (2),
+            also parameters (3), which are then gathered around the layer that needs them. Stages 1
+            and 2 send the bytes of `DataParallel`, stage 3 one and a half times as many.
+        bucket_bytes: Size of a message.
+        overlap: True to exchange while layers compute.
+        communicator: Communicator of the ranks; by default the world.
 
     >>> import numpy as np
     >>> import caldera as cd
