@@ -27,6 +27,7 @@ SlurmdUser={user}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 TmpFS={folder}/tmp
+DebugFlags=NO_CONF_HASH
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -71,7 +72,13 @@ class SmallSlurm:
 
     def start_node(self, node: str) -> None:
         """Start the daemon of a node."""
-        self.start(node, _program("slurmd"), "-D", "-N", node)
+        # Machines have separate folders for temporary files, where the PMIx plugin leaves some.
+        shared = Path(self.variables["SLURM_CONF"])
+        own = shared.with_name(f"{node}.conf")
+        shutil.rmtree(shared.with_name(f"tmp-{node}"), ignore_errors=True)
+        shared.with_name(f"tmp-{node}").mkdir()
+        own.write_text(shared.read_text().replace("/tmp\nDebug", f"/tmp-{node}\nDebug"))
+        self.start(node, _program("slurmd"), "-D", "-f", str(own), "-N", node)
 
     def resume(self, node: str) -> None:
         """Make a node usable that was drained or down."""
@@ -95,9 +102,6 @@ class SmallSlurm:
         for process in (*daemons, *others):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        # The nodes share a folder that machines do not share, where the PMIx plugin leaves files.
-        for path in Path(self.variables["SLURM_CONF"]).parent.glob("tmp/spmix*"):
-            shutil.rmtree(path, ignore_errors=True)
 
     def _answer(self, *command: str) -> str:
         environment = {**os.environ, **self.variables}
