@@ -68,14 +68,14 @@ if world().rank == 0:
 class TrialJob:
     """A job in a folder of its own."""
 
-    def __init__(self, slurm: SmallSlurm, folder: Path, ranks: int, nodes: str = "1") -> None:
+    def __init__(self, slurm: SmallSlurm, folder: Path, ranks: int, nodes: int = 1) -> None:
         self.slurm, self.folder = slurm, folder
         folder.mkdir()
         (folder / "train.py").write_text(TRAINING)
-        script = slurm_script(Job([sys.executable, "train.py"], ranks))
-        script = script.replace("#SBATCH --nodes=1", f"#SBATCH --nodes={nodes}")
-        if nodes != "1":
-            script = script.replace(f"ntasks-per-node={ranks}", "ntasks-per-node=1")
+        script = slurm_script(Job([sys.executable, "train.py"], ranks, nodes=nodes))
+        # As many ranks as there are nodes when the job starts again, if there are several.
+        if nodes > 1:
+            script = script.replace("srun ", "srun --ntasks=$SLURM_JOB_NUM_NODES ")
         (folder / "job.sh").write_text(script)
         self.number = self.command("sbatch", "--parsable", "job.sh").strip()
 
@@ -110,7 +110,7 @@ class TrialJob:
                 raise TimeoutError(self.report())
             state = self.command("squeue", "-h", "-j", self.number, "-o", "%T").strip()
             requeued = requeued + 1 if state.startswith("PENDING") else 0
-            if requeued % 4 == 2 and self.steps():
+            if requeued % 16 == 12 and self.steps():
                 self.command("scontrol", "update", f"jobid={self.number}", "starttime=now")
                 self.command("scontrol", "release", self.number)
             time.sleep(0.25)
@@ -225,15 +225,22 @@ def disturbed(
 
 def nodes_that_go_and_come(slurm: SmallSlurm, folder: Path) -> dict[str, Any]:
     """Train on three nodes, on two after one is down, and on three again."""
-    job = TrialJob(slurm, folder / "elastic", NODES, nodes=f"2-{NODES}")
+    job = TrialJob(slurm, folder / "elastic", NODES, nodes=NODES)
+
+    def resize(nodes: int) -> None:
+        words = [f"numnodes={nodes}", f"numtasks={nodes}"]
+        job.command("scontrol", "update", f"jobid={job.number}", *words)
+
     job.wait_for(lambda: len(job.steps()) >= 12)
     node = slurm.nodes[-1]
     slurm.kill_node(node, job.folder)
     job.command("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-    job.wait_for(lambda: sum(ranks == 2 for _, _, ranks in job.steps()) >= 8)
+    resize(NODES - 1)
+    job.wait_for(lambda: sum(ranks == NODES - 1 for _, _, ranks in job.steps()) >= 8)
     slurm.start_node(node)
     slurm.resume(node)
-    job.command("scontrol", "requeue", job.number)
+    job.command("scontrol", "requeuehold", job.number)
+    resize(NODES)
     job.wait_for(lambda: job.is_complete)
     ranks = [each for _, _, each in job.steps()]
     order = [ranks[0], *(b for a, b in pairwise(ranks) if a != b)]

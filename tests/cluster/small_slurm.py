@@ -75,6 +75,9 @@ class SmallSlurm:
         # Machines have separate folders for temporary files, where the PMIx plugin leaves some.
         shared = Path(self.variables["SLURM_CONF"])
         own = shared.with_name(f"{node}.conf")
+        # A killed daemon leaves files that a step of the same number would have to create.
+        shutil.rmtree(shared.with_name(f"spool-{node}"), ignore_errors=True)
+        shared.with_name(f"spool-{node}").mkdir()
         shutil.rmtree(shared.with_name(f"tmp-{node}"), ignore_errors=True)
         shared.with_name(f"tmp-{node}").mkdir()
         own.write_text(shared.read_text().replace("/tmp\nDebug", f"/tmp-{node}\nDebug"))
