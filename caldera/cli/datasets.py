@@ -67,6 +67,8 @@ TABLE = DataSource(
         "target_column": "target",
         "columns": "columns",
         "ignore_columns": "ignore",
+        "group_column": "group",
+        "time_column": "time",
         "kinds": "kinds",
         "missing": "missing",
         "targets": "classes",
@@ -226,6 +228,8 @@ def _image_size(value: list[int]) -> tuple[int, int]:
 
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "target_column": column_of,
+    "group_column": column_of,
+    "time_column": column_of,
     "columns": _columns_of,
     "ignore_columns": _columns_of,
     "kinds": lambda value: dict(map(_kind, value)),

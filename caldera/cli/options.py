@@ -91,6 +91,16 @@ DATA = (
         Texts("COLUMN,..."),
         "names or numbers of the columns to learn from (default: all except the target)",
     ),
+    RecipeOption(
+        "group_column",
+        TextOption("COLUMN"),
+        "column, such as the patient, whose rows stay together in test data and folds",
+    ),
+    RecipeOption(
+        "time_column",
+        TextOption("COLUMN"),
+        "column of dates or numbers; the latest rows are test data",
+    ),
     RecipeOption("ignore_columns", Texts("COLUMN,..."), "names or numbers of columns to leave out"),
     RecipeOption(
         "kinds",
@@ -251,6 +261,11 @@ TRAINING = (
         "class_weights",
         Texts("CLASS=X,..."),
         "weights of samples by class; or balanced, for equal total weight of all classes",
+    ),
+    RecipeOption(
+        "folds",
+        CountOption(2),
+        "cross-validate in this number of folds, by group or time if one is given",
     ),
     RecipeOption(
         "threshold",

@@ -12,9 +12,10 @@ from caldera.base.arguments import guard as _guard
 from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.data.column import Column
 from caldera.data.datasets.cifar import cifar10, cifar100
-from caldera.data.datasets.dataset import Dataset, arrays, npz, split
+from caldera.data.datasets.dataset import Dataset, arrays, npz
 from caldera.data.datasets.handwritten_digits import digits, mnist
 from caldera.data.datasets.image_folder import images
+from caldera.data.datasets.splits import split
 from caldera.data.datasets.tables import csv, csv_inputs, table, table_inputs
 from caldera.data.datasets.texts import texts
 from caldera.data.datasets.windows import windows

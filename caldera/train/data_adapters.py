@@ -17,7 +17,7 @@ import numpy as np
 from caldera.base.arguments import require
 from caldera.core.tensor.dtype import real_array_of, refuse_masked
 from caldera.data import Data, Dataset, IterableData, Pipeline, RaggedData
-from caldera.data.datasets.dataset import split_rows
+from caldera.data.datasets.splits import split_rows
 from caldera.data.sources.indexed_data import TARGETS, is_data_loader, is_indexed
 from caldera.errors import ConfigError, DataError
 from caldera.nn.convolution import Convolution

@@ -19,7 +19,7 @@ from caldera.core.tensor.dtype import canonical, is_float
 from caldera.data.datasets.tables import table_rows
 from caldera.data.schema import ClassThreshold
 from caldera.data.sources.as_data import as_data
-from caldera.data.sources.base import SCALE, scaled
+from caldera.data.sources.base import SCALE, Data, scaled
 from caldera.data.tables.reading import is_table
 from caldera.errors import DataError
 from caldera.nn.basic import Sequential
@@ -200,7 +200,10 @@ class Model(NetworkGraph):
         """
         inside = probability is None or 0 < probability < 1
         require(inside, "choose_threshold", "a probability between 0 and 1", probability)
-        return choose_threshold(self, as_data(data), probability)
+        samples = as_data(data)
+        if not isinstance(samples, Data):
+            raise DataError.build("choose_threshold", expected="samples", got="a stream")
+        return choose_threshold(self, samples, probability)
 
     def _takes_table(self, inputs: Sequence[Any]) -> bool:
         has_columns = self.schema is not None and bool(self.schema.columns)

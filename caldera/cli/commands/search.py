@@ -21,7 +21,7 @@ from caldera.cli.command import Command, UsageError, flag, flags, group
 from caldera.cli.datasets import augmented, load_data
 from caldera.cli.job_scripts import SLURM_FLAGS, hand_out, requested, without_flags
 from caldera.cli.option_types import CountOption
-from caldera.cli.options import GROUPS, given_options, names_of, option_flag, option_flags
+from caldera.cli.options import GROUPS, OPTIONS, given_options, names_of, option_flag, option_flags
 from caldera.cli.prediction_inputs import results_line
 from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.cli.search_recipe import OWN, SearchRecipe, read_search_recipe, usual_space
@@ -36,6 +36,9 @@ BEST_RECIPE = "best.toml"
 PAGE = "report.html"
 PLOT = "study.svg"
 
+
+_OF_ONE_TRAINING = ("time", "fast", "threshold", "folds")
+"""Options that a search does not have; `--time` is of job scripts."""
 
 add_flags = flags(
     flag(
@@ -63,7 +66,7 @@ add_flags = flags(
     ),
     group("search options", *map(option_flag, OWN)),
     # Trials are single networks, and --time is the limit of a job.
-    option_flags(*GROUPS, without=("time", "fast", "threshold")),
+    option_flags(*GROUPS, without=_OF_ONE_TRAINING),
 )
 """The flags of `search`: its own, and the options of a recipe."""
 
@@ -129,7 +132,7 @@ def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
     if arguments.objective:
         names = arguments.objective.split(",")
         settings["objective"] = search.pareto(*names) if len(names) > 1 else search.metric(names[0])
-    options = recipe.options | given_options(arguments)
+    options = recipe.options | given_options(arguments, set(OPTIONS).difference(_OF_ONE_TRAINING))
     # A flag fixes a value that the recipe would search.
     space = {name: each for name, each in recipe.space.items() if name not in options}
     space = space if recipe.space else usual_space(options)

@@ -26,6 +26,7 @@ from caldera.cli.table_blend import (
     BLEND,
     blend_lines,
     blend_options,
+    fold_line,
     parameters_text,
     train_blend,
     trains_blend,
@@ -102,6 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
         model, history = table.model, table.history
         print("\n".join(blend_lines(table)))
     else:
+        if "folds" in options:
+            print(fold_line(options, found), flush=True)
         history = _fitted(model, options, found, arguments)
     seconds = time.perf_counter() - started
     set_threshold(options, model, found, history, table)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from caldera.data.datasets.dataset import Dataset, split
+from caldera.data.datasets.dataset import Dataset
+from caldera.data.datasets.splits import split
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.schema import listed
 from caldera.data.sources.base import Data

@@ -11,12 +11,13 @@ from typing import Any, Literal
 import numpy as np
 
 from caldera.data.column import Column
-from caldera.data.datasets.dataset import Dataset, split_rows
+from caldera.data.datasets.dataset import Dataset
+from caldera.data.datasets.splits import split_keys, split_rows
 from caldera.data.schema import Schema
 from caldera.data.sources.base import Array
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.column_checks import TableFinding
-from caldera.data.tables.doctor import Doctor
+from caldera.data.tables.doctor import Doctor, check_findings
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
 from caldera.data.tables.numbers import NumberFormat, is_number
@@ -54,6 +55,8 @@ def table(
     query: str | None = None,
     schema: Schema | None = None,
     strict: bool = False,
+    group: int | str | None = None,
+    time: int | str | None = None,
 ) -> Dataset:
     """Return a data set from a table with one sample per row.
 
@@ -75,6 +78,9 @@ def table(
     `dropped`. A target of text or of at most 20 different integers is a class, others are values;
     `classes` overrides this.
 
+    Rows with the same value in the column `group`, such as a patient, stay in one part of the
+    split. With the column `time` the latest rows are the test rows.
+
     The `findings` of the data set list faults that training would not notice. Examples are numbers
     such as -999 that mark missing values, columns that give the target away, copies of training
     rows among the test rows, and far outliers. With `strict`, faults are an error.
@@ -94,7 +100,7 @@ def table(
     reading = TableFormat(delimiter, header, encoding, sheet, query, missing_values)
     found = read_table(source, where, reading)
     selection = (target, columns, ignore, kinds, classes, missing, decimal, header)
-    request = _Request(where, *selection, schema, scale, test, seed, strict)
+    request = _Request(where, *selection, schema, scale, test, seed, strict, group, time)
     return request.dataset(found, _title(source))
 
 
@@ -193,6 +199,8 @@ class _Request:
     test: float
     seed: int
     strict: bool
+    group: int | str | None
+    time: int | str | None
 
     def dataset(self, found: Table, name: str) -> Dataset:
         """Return the encoded table, split into rows to train with and rows to test with."""
@@ -207,6 +215,7 @@ class _Request:
         if self.header == "auto":
             _check_first_row(found, column)
         rows = ArrayData(np.zeros((len(found), 1), np.float32), labels.values)
+        rows.keys = split_keys(found, self.group, self.time, self.decimal)
         train, apart = split_rows(rows, self.test, self.seed)
         notes, schema = found.notes + left_out, self.schema
         findings: tuple[TableFinding, ...] = ()
@@ -219,7 +228,8 @@ class _Request:
             doctor = Doctor(found, column, labels, train)
             schema = _fitted(found, chosen, column, labels, doctor, self.scale)
             findings = doctor.findings(chosen, apart)
-            self._check(findings)
+            if self.strict:
+                check_findings(findings, self.where)
         assert schema is not None
         if not schema.features:
             raise DataError.build(
@@ -231,22 +241,11 @@ class _Request:
         x, said = schema.encode(found, places, self.decimal, is_new=is_known)
         notes += tuple(said) if is_known else ()
         samples = ArrayData(x, labels.values)
-        samples.schema = schema
+        samples.schema, samples.keys = schema, rows.keys
         parts = samples.subset(train), samples.subset(apart)
         parts[1].table = found.subset(apart)
         names = labels.class_names
         return Dataset(*parts, len(names), names, name, dropped, notes=notes, findings=findings)
-
-    def _check(self, findings: Sequence[TableFinding]) -> None:
-        """Raise an error for faults with `strict`."""
-        faults = "; ".join(str(each) for each in findings if each.is_fault)
-        if self.strict and faults:
-            raise DataError.build(
-                self.where,
-                expected="a table without faults",
-                got=faults,
-                hint="without strict= (--strict) it is used, and the findings are shown",
-            )
 
     def _known(self, found: Table) -> tuple[None, list[int], int]:
         """Return the columns of a schema, and the target's."""
@@ -261,6 +260,7 @@ class _Request:
     def _chosen(self, found: Table) -> tuple[Chosen, list[int], int]:
         """Return the types of the columns to read, the columns, and the target's."""
         left_out = [found.column(each) for each in self.ignore]
+        left_out += [] if self.group is None else [found.column(self.group)]
         column = found.column(-1 if self.target is None else self.target)
         wanted = _inputs(found, column, self.columns, left_out, self.kinds)
         chosen = choose_columns(

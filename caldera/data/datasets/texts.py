@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caldera.base.registry import nearest
-from caldera.data.datasets.dataset import Dataset, as_targets, split_rows
+from caldera.data.datasets.dataset import Dataset, as_targets
 from caldera.data.datasets.image_folder import parts_of_folder
+from caldera.data.datasets.splits import split_rows
 from caldera.data.schema import Schema
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.reading import TableFormat, is_table, read_table

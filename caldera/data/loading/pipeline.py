@@ -70,7 +70,7 @@ class Pipeline(Data):
                 )
         inner = as_data(source)
         self.schema, self.is_test = inner.schema, inner.is_test
-        self.inputs, self.overlap = inner.inputs, inner.overlap
+        self.inputs, self.overlap, self.keys = inner.inputs, inner.overlap, inner.keys
         given = Stages(stages)
         if isinstance(inner, Pipeline):
             given = Stages([*inner.own_stages, *given])

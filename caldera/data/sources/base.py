@@ -14,6 +14,7 @@ from caldera.base.arguments import checked, within
 from caldera.core.tensor.dtype import DType, float32, uint8
 from caldera.data.random_draws import permutation
 from caldera.data.schema import Schema
+from caldera.data.sources.split_keys import SplitKeys
 from caldera.data.tables.table import Table
 from caldera.errors import ConfigError, IndexingError
 
@@ -75,6 +76,9 @@ class Data(ABC):
     def name_of(self, index: int) -> str:
         """Return the name of a sample for messages: its file name, if it has one."""
         return f"sample {index}"
+
+    keys: SplitKeys | None = None
+    """Groups or times of the samples, by which they are split; None for splits at random."""
 
     overlap: int | None = None
     """Number of neighbours that share targets, for samples in the order of time; else None.

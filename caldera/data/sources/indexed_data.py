@@ -105,6 +105,7 @@ class ArrayData(RawData):
         # Some of the test samples may be used for model selection, and the rest for testing.
         other.is_test = False
         other.table = None
+        other.keys = None if self.keys is None else self.keys.subset(rows)
         return other
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ from caldera.core.tensor.dtype import DType
 from caldera.data.schema import Schema
 from caldera.data.sources.base import SCALE, Arrays, checked_scale, scaled
 from caldera.data.sources.indexed_data import arrays_of_item
+from caldera.data.sources.split_keys import SplitKeys
 from caldera.errors import ConfigError, DataError
 
 Source: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -46,6 +47,7 @@ class IterableData:
     is_test: bool = False
     inputs: int | None = None
     overlap: int | None = None
+    keys: SplitKeys | None = None
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from caldera.data.tables.kinds import CATEGORY, DATE, IDENTIFIER_NAME, NUMBER, C
 from caldera.data.tables.numbers import NumberFormat
 from caldera.data.tables.table import Table, Values
 from caldera.data.tables.targets import Labels
+from caldera.errors import DataError
 
 _RARE = 0.1
 """Share of the rarest class below which classes are imbalanced, where another is common."""
@@ -127,8 +128,8 @@ class Doctor:
             return
         text = (
             f"an identifier with {groups} values in {_rows(len(codes))}: rows with equal values "
-            "are both in the training and in the test part; leave it out with --ignore-columns "
-            "(ignore=)"
+            "are both in the training and in the test part; --group-column (group=) keeps them "
+            "together"
         )
         self._add("identifier", place, len(codes), text)
 
@@ -192,6 +193,18 @@ class Doctor:
                 "(class_weights=) and --threshold best-f1"
             )
             self.found.append(TableFinding("imbalance", "", int(counts[rarest]), text, False))
+
+
+def check_findings(findings: Sequence[TableFinding], where: str) -> None:
+    """Raise an error for faults."""
+    faults = "; ".join(str(each) for each in findings if each.is_fault)
+    if faults:
+        raise DataError.build(
+            where,
+            expected="a table without faults",
+            got=faults,
+            hint="without strict= (--strict) it is used, and the findings are shown",
+        )
 
 
 def _collision(codes: Values) -> float:

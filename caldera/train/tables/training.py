@@ -102,7 +102,9 @@ def train_table(
     trained in one plan, each with its best weights. Predictions out of fold determine the members'
     weights, the temperature, and whether the logarithm of a skewed target is learnt.
 
-    `folds` has the fold of each row, from 0. Weights are as in `Model.fit`.
+    `folds` has the fold of each row, from 0, or -1 for rows that no fold holds out. Without it,
+    rows of a group are in one fold, and tables with times have the latest rows as validation part;
+    see `data.table`. Weights are as in `Model.fit`.
 
     >>> import caldera as cd
     >>> rows = [{"width": n / 30, "area": 2 + n / 15} for n in range(60)]
@@ -114,9 +116,13 @@ def train_table(
     x, y = _arrays(found)
     given = SampleWeights.of(Pipeline.of(found.train), sample_weights, class_weights)
     weights = None if given is None else given.of_samples(np.arange(len(y)), y)
-    numbers = fold_numbers(y, FOLDS, seed) if folds is None else np.asarray(folds)
+    keys = found.train.keys
+    numbers = np.asarray(fold_numbers(y, FOLDS, seed) if folds is None else folds)
+    if folds is None and keys is not None:
+        numbers = keys.folds(FOLDS, seed)
     # Large tables have a single validation part.
     count = int(numbers.max()) + 1 if len(y) <= MOST_FOLDED or folds is not None else 1
+    numbers = np.where(numbers < 0, count, numbers)
     rows = Rows(x, y, numbers, count, found.outputs, bool(found.classes), weights)
     curve, linear = _curve_and_linear(rows, _scale(found, y))
     learnt = rows if rows.classes else replace(rows, targets=curve.applied(y))
