@@ -32,8 +32,8 @@ def trains_blend(given: Mapping[str, Any], found: Dataset) -> bool:
     schema = found.schema
     if schema is None or not schema.columns or schema.series is not None or len(found.shape) != 1:
         return False
-    enough = len(found.train) >= LEAST_ROWS
-    return enough and of_data.issuperset(given) and world().size == 1
+    options = {name for name, value in given.items() if value is not False}
+    return options <= of_data and len(found.train) >= LEAST_ROWS and world().size == 1
 
 
 def blend_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,6 +116,7 @@ LAYERS: dict[str, Given] = {
     "SkipGram": lambda f: f([3, 1]),
     "Branches": lambda f: f([nn.Dense(2), nn.Dense(3)]),
     "Cell": lambda f: f([[0], [0, 1]], [nn.Dense(4), nn.Dense(4), nn.Dense(4)]),
+    "Blend": lambda f: f([nn.Dense(3)], [1.0]),
     "ColumnEmbedding": lambda f: f([(1, 4)], 2),
     "Conv1D": lambda f: f(3, 3),
     "Conv2D": lambda f: f(3, 3),

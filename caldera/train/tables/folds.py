@@ -191,15 +191,11 @@ class BestOfFolds(Callback):
         self._set_rate(run)
         if self.seconds is not None and self._elapsed() >= self.seconds:
             if not self._kept:
-                self._evaluated(run)
+                self._record(run, run.epoch, run.loss())
             run.stop(f"the time limit of {self.seconds:.0f} s")
 
     def epoch_ends(self, run: Run) -> None:
-        found = self._evaluated(run)
-        now = time.perf_counter()
-        results = {"loss": run.history["loss"][-1], **found, "seconds": now - self._epoch_started}
-        self._epoch_started = now
-        self.history.add(run.epoch - 1, results, run.model.optimizer.known_rate())
+        self._record(run, run.epoch - 1, run.history["loss"][-1])
         if self._improved < run.epoch - max(4, _PATIENCE * self.epochs):
             run.stop("no member improves any more")
 
@@ -209,6 +205,12 @@ class BestOfFolds(Callback):
                 variable.assign(self._kept[variable.name])
 
     # --- details
+
+    def _record(self, run: Run, epoch: int, loss: float) -> None:
+        found, now = self._evaluated(run), time.perf_counter()
+        results = {"loss": loss, **found, "seconds": now - self._epoch_started}
+        self._epoch_started = now
+        self.history.add(epoch, results, run.model.optimizer.known_rate())
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started

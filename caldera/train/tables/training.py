@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from caldera import optim
-from caldera.base.arguments import require
+from caldera.base.arguments import checked, require, shown
 from caldera.data import Dataset, Pipeline
 from caldera.errors import DataError
 from caldera.nn import Blend, Branches, EnsembleDense, Input, Rescale, Sequential
 from caldera.nn.layer import Layer
+from caldera.train.arguments import plain_number, whole_number
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.sample_weights import SampleWeights
 from caldera.train.tables.blending import TargetCurve, best_temperature, blend_weights
@@ -34,7 +35,7 @@ from caldera.train.tables.linear import LinearMembers, linear_members
 from caldera.train.tables.members import Members
 from caldera.train.tracking.history import History
 
-_RATE, _DECAY = 1e-3, 0.1
+_DECAY = 0.1
 _LEAST_WEIGHT = 0.02
 """Weight under which a member is left out."""
 _LEAST_GAIN, _LEAST_SKEW = 0.97, 1.0
@@ -84,6 +85,7 @@ class TableRun:
         return {"rmse": loss**0.5, "r2": 1 - loss / spread if spread else math.nan}
 
 
+@checked
 def train_table(
     found: Dataset,
     *,
@@ -116,10 +118,14 @@ def train_table(
     x, y = _arrays(found)
     given = SampleWeights.of(Pipeline.of(found.train), sample_weights, class_weights)
     weights = None if given is None else given.of_samples(np.arange(len(y)), y)
+    if seconds is not None:
+        seconds = plain_number(seconds, "seconds", 0.0, "train_table")
+    seed = whole_number(seed, "seed", 0, "train_table")
     keys = found.train.keys
-    numbers = np.asarray(fold_numbers(y, FOLDS, seed) if folds is None else folds)
-    if folds is None and keys is not None:
-        numbers = keys.folds(FOLDS, seed)
+    if folds is not None:
+        numbers = _given_folds(folds, len(y))
+    else:
+        numbers = fold_numbers(y, FOLDS, seed) if keys is None else keys.folds(FOLDS, seed)
     # Large tables have a single validation part.
     count = int(numbers.max()) + 1 if len(y) <= MOST_FOLDED or folds is not None else 1
     numbers = np.where(numbers < 0, count, numbers)
@@ -163,9 +169,23 @@ def _arrays(found: Dataset) -> tuple[Array, Array]:
         "read it with data.table, or train a network with model.fit",
         error=DataError,
     )
+    are_finite = np.isfinite(x).all() and np.isfinite(y).all()
+    require(are_finite, "train_table", "finite numbers", "nan or inf", error=DataError)
     least = 2 * FOLDS
     require(len(x) >= least, "train_table", f"at least {least} rows", len(x), error=DataError)
     return x, y.reshape(-1) if found.classes else y.reshape(-1).astype(np.float64)
+
+
+def _given_folds(folds: Any, count: int) -> Array:
+    given = np.asarray(folds)
+    is_whole = given.shape == (count,) and given.dtype.kind in "iu"
+    require(
+        is_whole and -1 <= given.min() < given.max() < count,
+        "train_table",
+        f"folds= the number of a fold for each of {count} rows: at least 2 numbers, from 0, or -1",
+        shown(folds),
+    )
+    return given.astype(np.int64)
 
 
 def _scale(found: Dataset, y: Array) -> TargetCurve:
@@ -204,11 +224,11 @@ def _linear_part(rows: Rows, fitted: LinearMembers) -> Part:
     return part, fitted.predictions
 
 
-def _plan(rows: int) -> tuple[int, int]:
-    """Return batch size and number of epochs for a number of rows."""
+def _plan(rows: int) -> tuple[int, int, float]:
+    """Return batch size, number of epochs and learning rate for a number of rows."""
     batch = 32 if rows < 500 else 64 if rows < 6000 else 256
     steps = 1600 if rows < 20_000 else 3000
-    return batch, int(np.clip(steps * batch / rows, 10, 80))
+    return batch, int(np.clip(steps * batch / rows, 10, 80)), 1e-3 if rows < 1000 else 3e-3
 
 
 def _fitted(
@@ -232,18 +252,18 @@ def _fitted(
         number // (count // rows.count) for count in counts.values() for number in range(count)
     )
     learnt = rows.learnt
-    batch, epochs = _plan(len(learnt))
+    batch, epochs, rate = _plan(len(learnt))
     model = NeuralNetwork(
         [Input(rows.x.shape[1:]), Branches(list(layers.values()), name=_MEMBERS)],
         loss=FoldLoss(folds, rows.classes),
-        optimizer=optim.AdamW(_RATE / 10, weight_decay=_DECAY),
+        optimizer=optim.AdamW(rate / 10, weight_decay=_DECAY),
         batch_size=batch,
         epochs=epochs,
         metrics=[],
         seed=seed + number,
         device=device,
     )
-    keeper = BestOfFolds(rows, branches, _RATE, epochs, seconds)
+    keeper = BestOfFolds(rows, branches, rate, epochs, seconds)
     kind = np.int64 if rows.classes else np.float32
     targets = np.stack([rows.targets, rows.folds], axis=1).astype(kind)
     history = model.fit(

@@ -99,6 +99,7 @@ EXAMPLES: list[nn.Layer] = [
     nn.Embedding(10, 3, mask_zero=True, fill=cd.normal(0.0, 0.1)),
     nn.ColumnEmbedding([(0, 2)], width=2),
     nn.NumberEmbedding([[0.0, 1.0]], width=2, columns=[1], members=3),
+    nn.Blend([nn.Dense(3), [nn.Dense(4), nn.Dense(3)]], [0.5, 0.5], classes=True),
     nn.EnsembleDense(3, 4, groups=2, activation="relu", scales=cd.normal(0.0, 1.0)),
     nn.PositionalEmbedding(8, fill=cd.uniform(-1.0, 1.0)),
     nn.MultiHeadAttention(2, causal=True, fill=cd.orthogonal(2.0)),

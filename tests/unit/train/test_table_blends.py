@@ -226,6 +226,28 @@ def test_time_that_is_left_trains_more_members() -> None:
     assert np.isfinite(run.predictions).all()
 
 
+def test_bad_arguments_are_refused() -> None:
+    rows = [{"a": n, "y": n / 2} for n in range(20)]
+    found = cd.data.table(rows, "y", test=0)
+    for name, bad in (
+        ("seconds", -1),
+        ("seconds", "long"),
+        ("seed", 1.5),
+        ("folds", [0, 1]),
+        ("folds", [0] * 20),
+        ("folds", [0.5] * 20),
+        ("sample_weights", [1.0]),
+        ("class_weights", "balanced"),
+    ):
+        with pytest.raises(CalderaError, match=name.partition("_")[2][:6] or name):
+            cd.train_table(found, **{name: bad})
+    with pytest.raises(CalderaError):
+        cd.train_table(rows)
+    gaps = cd.data.arrays(np.full((20, 2), np.nan, "float32"), np.arange(20) % 2)
+    with pytest.raises(DataError, match="finite"):
+        cd.train_table(gaps)
+
+
 def test_a_table_too_small_or_of_images_is_refused() -> None:
     rows = [{"a": n, "y": n / 2} for n in range(9)]
     with pytest.raises(DataError, match="at least 10 rows"):

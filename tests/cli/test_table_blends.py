@@ -1,0 +1,81 @@
+"""`caldera train` on tables: blends, --fast and --time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera.cli.recipe import read_recipe
+from caldera.cli.table_blend import trains_blend
+
+Caldera = Callable[..., Any]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A table of 60 rows, with a class to predict."""
+    random = np.random.default_rng(2)
+    width = random.normal(size=60)
+    rows = [f"{each:.3f},{n % 5},{'ab'[int(each > 0)]}" for n, each in enumerate(width)]
+    path = tmp_path / "plants.csv"
+    path.write_text("\n".join(["width,plot,kind", *rows]))
+    return path
+
+
+def test_a_table_is_trained_as_a_blend(caldera: Caldera, table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = caldera("train", "--data", table, "--time", 2, "--out", out, "--quiet")
+    assert done.status == 0, done.err
+    assert "a blend of a linear model, a network and an ensemble" in done.out
+    assert "48 training rows out of fold" in done.out
+    recipe = read_recipe(out / "recipe.toml")
+    assert recipe["time"] == 2
+    assert "model" not in recipe
+    record = json.loads((out / "run.json").read_text())
+    assert record["results"]["accuracy"] > 0.7
+    assert {"val_loss", "val_network", "val_ensemble"} <= set(
+        json.loads((out / "history.json").read_text())["columns"]
+    )
+    tested = caldera("eval", out / "plants.caldera", "--data", table, "--json")
+    assert json.loads(tested.out)["loss"] == pytest.approx(record["results"]["loss"], rel=1e-5)
+    said = caldera("predict", out / "plants.caldera", table, "--ignore-columns", "kind")
+    assert said.status == 0, said.err
+    assert len(said.out.splitlines()) == 61
+
+
+def test_fast_trains_a_single_network(caldera: Caldera, table: Path, tmp_path: Path) -> None:
+    done = caldera("train", "--data", table, "--fast", "--out", tmp_path / "run", "--quiet")
+    assert done.status == 0, done.err
+    assert "mlp: " in done.out
+    assert "blend" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("given", "blend"),
+    [
+        ({}, True),
+        ({"time": 5.0, "seed": 3, "target_column": "kind"}, True),
+        ({"class_weights": ["balanced"]}, True),
+        ({"epochs": 3}, False),
+        ({"hidden": [8]}, False),
+        ({"optimizer": "sgd"}, False),
+        ({"validation_part": 0.2}, False),
+        ({"fast": True}, False),
+    ],
+)
+def test_options_of_a_network_train_a_network(
+    table: Path, given: dict[str, Any], blend: bool
+) -> None:
+    assert trains_blend(given, cd.data.table(table)) == blend
+
+
+def test_images_and_few_rows_train_a_network() -> None:
+    assert not trains_blend({}, cd.data.digits())
+    rows = [{"a": n, "y": n / 3} for n in range(20)]
+    assert not trains_blend({}, cd.data.table(rows, "y"))
