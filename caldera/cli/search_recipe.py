@@ -313,7 +313,7 @@ def _range(way: str, value: Mapping[str, Any], kind: OptionType, where: str) -> 
     more = {key: part for key, part in value.items() if key != way}
     if not isinstance(kind, Number | CountOption):
         raise ConfigError.build(
-            where, expected=f"a list of values, each {kind.expected}", got=f"a range of {way}"
+            where, expected=f"a list of values: {kind.expected}", got=f"a range, {way}"
         )
     whole = isinstance(kind, CountOption)
     ends = _ends(value[way], kind, f"{where} {way}")

@@ -94,6 +94,7 @@ _guard(
     "Share",
     "write_shards",
     methods={
+        "Dataset": "hold_out",
         "Normalise": "of",
         "SubtractMean": "of",
         "Tokenizer": "decode encode fit transform",

@@ -138,6 +138,8 @@ METHODS["NeuralNetwork"] = (
     {
         "add_loss": lambda f: f(x(8, 4)),
         "add_metric": lambda f: f("mean", x(8, 4)),
+        "check_exportable": lambda f: f("export"),
+        "choose_threshold": lambda f: f((x(8, 4), labels(8))),
         "evaluate": lambda f: f((x(8, 4), labels(8))),
         "explain": lambda f: f({"width": [1.0]}),
         "fit": lambda f: f((x(8, 4), labels(8)), verbose=0, epochs=1),
@@ -146,6 +148,7 @@ METHODS["NeuralNetwork"] = (
         "lr_find": lambda f: f((x(8, 4), labels(8)), steps=2),
         "predict": lambda f: f(x(8, 4)),
         "profile": lambda f: f((x(8, 4), labels(8))),
+        "quantise": lambda f: f("int8"),
         "save": lambda f: f("model.caldera"),
         "summary": lambda f: f(show=False),
         "to": lambda f: f("cpu"),

@@ -132,7 +132,7 @@ def test_a_search_that_finds_nothing_says_why(
         ("[space]\ndropout = { uniform = [0.1, 1], steps = 1 }", "did you mean 'step'?"),
         ("[space]\ndropout = { integer = [1, 2] }", "dropout: expected uniform or log"),
         ("[space]\nbatch_size = [0]", "batch_size: expected an integer >= 1, got 0"),
-        ("[space]\nhidden = { integer = [1, 2] }", "expected a list of values, each an integer"),
+        ("[space]\nhidden = { integer = [1, 2] }", "expected a list of values: integers >= 1"),
         ('[space]\noptimizer = ["adm"]', "expected an optimizer, got 'adm'; did you mean 'adam'?"),
         ('[space]\noptimizer = { choice = ["sgd"], adam = {} }', "unknown key 'adam'"),
         ("dropout = 0.1\n[space]\ndropout = [0.2]", "a key that is fixed or searched, not both"),

@@ -267,7 +267,7 @@ def test_an_error_of_the_service_itself_says_nothing_of_the_inside(
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        ({"batch_size": 0}, "batch_size to be an integer >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size to be an integer of at least 1, got 0"),
         ({"body": 1.5}, "body to be an integer"),
         ({"seconds": float("nan")}, "seconds to be a number"),
         ({"samples": True}, "samples to be an integer"),
