@@ -118,7 +118,15 @@ from caldera.nn.pooling import (
     Pooling2D,
 )
 from caldera.nn.preprocessing import ColumnEmbedding, NumberEmbedding, Rescale
-from caldera.nn.quantised import Int8Dense
+from caldera.nn.quantised import (
+    BinaryConv2D,
+    BinaryDense,
+    Int8Dense,
+    TernaryConv2D,
+    TernaryDense,
+    TwoBitConv2D,
+    TwoBitDense,
+)
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
@@ -145,6 +153,8 @@ __all__ = [
     "AveragePool3D",
     "BatchNorm",
     "Bidirectional",
+    "BinaryConv2D",
+    "BinaryDense",
     "Blend",
     "Branches",
     "CTCLoss",
@@ -231,9 +241,13 @@ __all__ = [
     "SpectralNorm",
     "Subtract",
     "Tanh",
+    "TernaryConv2D",
+    "TernaryDense",
     "TimeDistributed",
     "TransformerBlock",
     "TransformerDecoderBlock",
+    "TwoBitConv2D",
+    "TwoBitDense",
     "Unfold",
     "UnitNorm",
     "UpSampling",

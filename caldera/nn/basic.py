@@ -207,9 +207,25 @@ class Output(Layer):
         return x
 
 
+class WeightedLayer(Layer):
+    """Base class of layers with a weight and a bias: dense layers and convolutions."""
+
+    bias: bool
+    fill: Any
+
+    def make_weights(self, shape: Sequence[int], outputs: int) -> None:
+        """Create the weight, and the bias of each output if there is one."""
+        self.weight = self.parameter("weight", shape, fill_or(self.fill, glorot_uniform()))
+        self.offset = self.parameter("bias", (outputs,)) if self.bias else None
+
+    def used_weight(self) -> Expr:
+        """Return the weight that inputs are multiplied by."""
+        return self.weight
+
+
 @register
 @dataclass(eq=False)
-class Dense(Layer):
+class Dense(WeightedLayer):
     """Dense layer: x @ weight + bias over the last axis, then an activation if one is named.
 
     Biases are initialised with 0.
@@ -245,18 +261,17 @@ class Dense(Layer):
         self.require(
             x.ndim >= 2, "a batch of vectors", f"{x.shape}", "the first axis is the sample axis"
         )
-        shape = (x.shape[-1], self.units)
-        self.weight = self.parameter("weight", shape, fill_or(self.fill, glorot_uniform()))
-        self.offset = self.parameter("bias", (self.units,)) if self.bias else None
+        self.make_weights((x.shape[-1], self.units), self.units)
 
     def forward(self, x: Expr) -> Expr:
+        weight = self.used_weight()
         self.require(
-            x.shape[-1:] == self.weight.shape[:1],
-            f"{self.weight.shape[0]} values on the last axis",
+            x.shape[-1:] == weight.shape[:1],
+            f"{weight.shape[0]} values on the last axis",
             f"{x.shape}",
             "images need nn.Flatten before it" if x.ndim > 2 else "",
         )
-        return activation_function(self.activation)(op.linear(x, self.weight, self.offset))
+        return activation_function(self.activation)(op.linear(x, weight, self.offset))
 
 
 FullyConnected = Dense

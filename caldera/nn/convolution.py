@@ -18,9 +18,8 @@ from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import glorot_uniform
-from caldera.nn.basic import activation_function, check_counts, register
+from caldera.nn.basic import WeightedLayer, activation_function, check_counts, register
 from caldera.nn.initialisers import fill_or
-from caldera.nn.layer import Layer
 
 INPUTS = {1: "sequences (N, C, L)", 2: "images (N, C, H, W)", 3: "volumes (N, C, D, H, W)"}
 """Inputs by their number of spatial axes."""
@@ -46,7 +45,7 @@ def _sizes(layer: str, name: str, value: int | Sequence[int], axes: int) -> tupl
     return sizes
 
 
-class Convolution(Layer):
+class Convolution(WeightedLayer):
     """Base class of convolutions: checks of the input, weight and bias, activation."""
 
     axes: ClassVar[int]
@@ -66,9 +65,7 @@ class Convolution(Layer):
 
     def build(self, x: Expr) -> None:
         self.require(x.ndim == 2 + self.axes, INPUTS[self.axes], f"shape {x.shape}")
-        shape, outputs = self.weight_shape(x.shape[1])
-        self.weight = self.parameter("weight", shape, fill_or(self.fill, glorot_uniform()))
-        self.offset = self.parameter("bias", (outputs,)) if self.bias else None
+        self.make_weights(*self.weight_shape(x.shape[1]))
 
     @abstractmethod
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
@@ -125,8 +122,8 @@ class Conv2D(Convolution):
         return (self.filters, channels // self.groups, *self._kernel), self.filters
 
     def convolve(self, x: Expr) -> Expr:
-        convolve = CONVOLUTIONS[self.axes]
-        return convolve(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
+        convolve, weight = CONVOLUTIONS[self.axes], self.used_weight()
+        return convolve(x, weight, self.stride, self.padding, self.dilation, self.groups)
 
 
 @register

@@ -1,7 +1,9 @@
-"""Layers with weights of a few bits, for inference."""
+"""Layers with weights of a few bits: 8 bits and two bits for inference, ternary and binary ones."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,7 +13,14 @@ from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.graph.ops.int8 import GROUP, LARGEST, LEAST, PANEL, int8_linear
 from caldera.errors import ConfigError
-from caldera.nn.basic import Dense, activation_function, check_counts, register
+from caldera.nn.basic import (
+    Dense,
+    WeightedLayer,
+    activation_function,
+    check_counts,
+    register,
+)
+from caldera.nn.convolution import Conv2D
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import context
 
@@ -33,8 +42,6 @@ class Int8Dense(Layer):
     activation: str | None = field(default=None, kw_only=True)
     bias: bool = True
     step: float | None = None
-
-    arrays: ClassVar[tuple[str, ...]] = ("weight", "scale", "bias")
 
     def __post_init__(self) -> None:
         check_counts("Int8Dense", units=self.units)
@@ -90,3 +97,159 @@ def panels_of(matrix: np.ndarray) -> np.ndarray:
     padded[:rows, :columns] = matrix
     parts = padded.reshape(groups, GROUP, panels, PANEL)
     return np.ascontiguousarray(parts.transpose(2, 0, 3, 1))
+
+
+THRESHOLD = 0.7
+"""Weights become zero below this part of the mean size (Li and Liu, Ternary Weight Networks)."""
+
+
+class FewLevels(WeightedLayer):
+    """Base class of layers whose weights are rounded to -1, 0 and 1, or to -1 and 1, times a scale.
+
+    Each output has a scale. Training changes the weights before rounding, with the gradients of the
+    rounded ones (the straight-through estimator).
+    """
+
+    levels: ClassVar[int]
+    output_axis: ClassVar[int]
+
+    def rounded(self) -> tuple[Expr, Expr]:
+        """Return the rounded weight, and the scales with the same number of axes."""
+        weight, output = self.weight, self.output_axis % self.weight.ndim
+        axes = tuple(axis for axis in range(weight.ndim) if axis != output)
+        size = op.abs(weight)
+        mean = op.mean(size, axes, keepdims=True)
+        if self.levels == 2:
+            return op.where(weight < 0, -1.0, 1.0), mean
+        kept = op.cast(size > THRESHOLD * mean, weight.dtype)
+        count = op.maximum(op.sum(kept, axes, keepdims=True), 1.0)
+        return op.sign(weight) * kept, op.sum(size * kept, axes, keepdims=True) / count
+
+    def used_weight(self) -> Expr:
+        whole, scale = self.rounded()
+        found = whole * scale
+        return self.weight + op.stop_gradient(found - self.weight) if context().training else found
+
+
+@register
+@dataclass(eq=False)
+class TernaryDense(FewLevels, Dense):
+    """`Dense` with weights of -1, 0 and 1 times a scale for each output.
+
+    Weights smaller than 0.7 of the mean size of an output's weights are zero. A copy by
+    `model.quantise("ternary")` has them in two bits each.
+
+    >>> import numpy as np
+    >>> from caldera import nn, op
+    >>> layer = nn.TernaryDense(3)
+    >>> _ = layer(op.input("x", (5, 4)))
+    >>> layer.weight.assign(np.array([[1.0, -2.0, 0.5]] * 3 + [[-0.5, 0.0, 4.0]]))
+    >>> layer.used_weight().numpy().round(2).tolist()
+    [[1.0, -2.0, 0.0], [1.0, -2.0, 0.0], [1.0, -2.0, 0.0], [0.0, 0.0, 4.0]]
+    """
+
+    levels: ClassVar[int] = 3
+    output_axis: ClassVar[int] = -1
+
+
+@register
+@dataclass(eq=False)
+class BinaryDense(TernaryDense):
+    """`Dense` with weights of -1 and 1 times a scale for each output; see `TernaryDense`.
+
+    >>> from caldera import nn, op
+    >>> nn.BinaryDense(3, activation="relu")(op.input("x", (5, 4))).shape
+    (5, 3)
+    """
+
+    levels: ClassVar[int] = 2
+
+
+@register
+@dataclass(eq=False)
+class TernaryConv2D(FewLevels, Conv2D):
+    """`Conv2D` with weights of -1, 0 and 1 times a scale for each filter; see `TernaryDense`.
+
+    >>> from caldera import nn, op
+    >>> nn.TernaryConv2D(8, 3, padding="same")(op.input("x", (5, 3, 28, 28))).shape
+    (5, 8, 28, 28)
+    """
+
+    levels: ClassVar[int] = 3
+    output_axis: ClassVar[int] = 0
+
+
+@register
+@dataclass(eq=False)
+class BinaryConv2D(TernaryConv2D):
+    """`Conv2D` with weights of -1 and 1 times a scale for each filter; see `TernaryDense`.
+
+    >>> from caldera import nn, op
+    >>> nn.BinaryConv2D(8, 3)(op.input("x", (5, 3, 28, 28))).shape
+    (5, 8, 26, 26)
+    """
+
+    levels: ClassVar[int] = 2
+
+
+class TwoBits(WeightedLayer):
+    """Base class of layers that hold rounded weights in two bits each; `quantise` makes them."""
+
+    output_axis: ClassVar[int]
+
+    def make_weights(self, shape: Sequence[int], outputs: int) -> None:
+        self.weight_sizes = tuple(shape)
+        self.codes = self.state("codes", (-(-math.prod(shape) // 4),), dtype="uint8")
+        self.scale = self.state("scale", (outputs,))
+        self.offset = self.state("bias", (outputs,)) if self.bias else None
+
+    def used_weight(self) -> Expr:
+        # Four codes are the digits of a byte in base 4: exact in floating point.
+        parts = op.floor(op.reshape(op.cast(self.codes, "float32"), (-1, 1)) * _PLACES)
+        digits = op.reshape(parts - 4.0 * op.floor(parts * 0.25), (-1,))
+        whole = op.reshape(digits[: math.prod(self.weight_sizes)] - 1.0, self.weight_sizes)
+        across = [1] * len(self.weight_sizes)
+        across[self.output_axis] = -1
+        return op.cast(whole, self.scale.dtype) * op.reshape(self.scale, tuple(across))
+
+    def take(self, source: FewLevels) -> None:
+        """Pack the rounded weights of a layer; both layers must have been called before."""
+        whole, scale = (each.numpy() for each in source.rounded())
+        codes = np.zeros(4 * self.codes.size, np.uint8)
+        codes[: whole.size] = whole.ravel() + 1
+        self.codes.assign((codes.reshape(-1, 4) * _WORTH).sum(1, dtype=np.uint8))
+        self.scale.assign(scale.ravel())
+        if self.offset is not None and source.offset is not None:
+            self.offset.assign(source.offset.numpy())
+
+
+_PLACES = np.array([1, 1 / 4, 1 / 16, 1 / 64], np.float32)
+_WORTH = np.array([1, 4, 16, 64], np.uint8)
+
+
+@register
+@dataclass(eq=False)
+class TwoBitDense(TwoBits, Dense):
+    """`Dense` with fixed weights of -1, 0 and 1 in two bits each, made by `quantise`.
+
+    >>> from caldera import nn, op
+    >>> layer = nn.TwoBitDense(3)
+    >>> _ = layer(op.input("x", (5, 4)))
+    >>> [(state.name, state.shape) for state in layer.states()]
+    [('TwoBitDense/codes', (3,)), ('TwoBitDense/scale', (3,)), ('TwoBitDense/bias', (3,))]
+    """
+
+    output_axis: ClassVar[int] = -1
+
+
+@register
+@dataclass(eq=False)
+class TwoBitConv2D(TwoBits, Conv2D):
+    """`Conv2D` with fixed weights of -1, 0 and 1 in two bits each, made by `quantise`.
+
+    >>> from caldera import nn, op
+    >>> nn.TwoBitConv2D(8, 3)(op.input("x", (5, 3, 28, 28))).shape
+    (5, 8, 26, 26)
+    """
+
+    output_axis: ClassVar[int] = 0

@@ -136,12 +136,14 @@ class NeuralNetwork(Model):
     def quantise(
         self, kind: str = "int8", *, samples: Any = None, ends: bool = False, data: Any = None
     ) -> NeuralNetwork:
-        """Return a copy for inference, with weights of 8 bits in its dense layers.
+        """Return a copy for inference, with weights of 8 or 2 bits.
 
-        Each output of a layer has a scale. Inputs are rounded to 8 bits for each row, or in steps
-        that fit the inputs seen for `samples`. The first and the last layer with weights keep their
-        precision unless `ends`; convolutions and other layers always keep it. With `data`, both
-        networks are evaluated: `quantisation` has the results, and `print` shows the change.
+        "int8" rounds the weights of dense layers to 8 bits, with a scale for each output. Inputs
+        are rounded to 8 bits for each row, or in steps that fit the inputs seen for `samples`. The
+        first and the last layer with weights keep their precision unless `ends`; convolutions and
+        other layers always keep it. "ternary" packs the weights of ternary and binary layers in two
+        bits each, without any change of the results. With `data`, both networks are evaluated:
+        `quantisation` has the results, and `print` shows the change.
 
         >>> import caldera as cd
         >>> from caldera import nn
@@ -153,9 +155,9 @@ class NeuralNetwork(Model):
         >>> small.quantisation.layers, abs(small.quantisation.change["accuracy"]) < 0.01
         (('3-Dense',), True)
         """
-        require(kind == "int8", "quantise", "kind='int8'", repr(kind))
+        require(kind in ("int8", "ternary"), "quantise", "'int8' or 'ternary'", repr(kind))
         require(self.sequence(), "quantise", "a NeuralNetwork", type(self).__name__)
-        config, paths = quantised_config(self, samples, ends=ends)
+        config, paths = quantised_config(self, kind, samples, ends=ends)
         settings = settings_from_config(settings_of(self), "quantise")
         made = _network(config, self.signature.inputs, settings, "quantise")
         take_weights(made, self)

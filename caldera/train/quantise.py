@@ -1,9 +1,9 @@
-"""Networks with weights of 8 bits: chosen layers, calibration, and the change of the results."""
+"""Networks with weights of 8 or 2 bits: chosen layers, calibration, comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from caldera.core.graph.ops.int8 import LARGEST, LEAST
 from caldera.nn.basic import Dense
 from caldera.nn.config import to_config
 from caldera.nn.layer import Layer
-from caldera.nn.quantised import Int8Dense
+from caldera.nn.quantised import FewLevels, Int8Dense, TwoBitConv2D, TwoBitDense, TwoBits
 
 if TYPE_CHECKING:
     from caldera.train.neural_network import NeuralNetwork
@@ -41,7 +41,7 @@ class Quantisation:
         return {name: float(self.after[name]) - float(self.before[name]) for name in self.before}
 
     def __str__(self) -> str:
-        lines = [f"8 bits: {', '.join(self.layers)}"]
+        lines = [f"quantised: {', '.join(self.layers)}"]
         lines.append(f"weights: {bytes_text(self.nbytes[0])}, then {bytes_text(self.nbytes[1])}")
         for name, change in self.change.items():
             lines.append(
@@ -51,40 +51,48 @@ class Quantisation:
 
 
 def quantised_config(
-    model: NeuralNetwork, samples: Any, *, ends: bool
+    model: NeuralNetwork, kind: str, samples: Any, *, ends: bool
 ) -> tuple[list[Any], tuple[str, ...]]:
-    """Return the description of a network's layers with 8-bit layers, and the paths of these.
+    """Return the description of a network's layers with quantised layers, and the paths of these.
 
-    The first and the last layer with weights are quantised only with `ends`. With `samples`, steps
-    of inputs are fixed: the largest input of each layer is measured on them.
+    For "int8", the first and the last layer with weights are quantised only with `ends`. With
+    `samples`, steps of inputs are fixed: the largest input of each layer is measured on them.
     """
     weighted = [each for each in model.walk() if each.variables()]
-    kept = [] if ends else weighted[:1] + weighted[-1:]
-    largest = {} if samples is None else _largest_inputs(model, samples)
-    made: dict[int, Int8Dense] = {}
+    kept = weighted[:1] + weighted[-1:] if kind == "int8" and not ends else []
+    largest = _largest_inputs(model, samples) if kind == "int8" and samples is not None else {}
+    made: dict[int, Layer] = {}
     paths = []
 
     def instead(layer: Layer) -> Layer:
-        if type(layer) is not Dense or any(layer is each for each in kept):
+        is_chosen = type(layer) is Dense if kind == "int8" else isinstance(layer, FewLevels)
+        if not is_chosen or any(layer is each for each in kept):
             return layer
         if id(layer) not in made:
-            step = max(largest[id(layer)] / LARGEST, LEAST) if samples is not None else None
-            how: dict[str, Any] = {"name": layer.name, "device": layer.device}
-            made[id(layer)] = Int8Dense(
-                layer.units, activation=layer.activation, bias=layer.bias, step=step, **how
-            )
+            made[id(layer)] = _quantised(layer, largest.get(id(layer)))
             paths.append(layer.path)
         return made[id(layer)]
 
     config = to_config(model.network, instead)["layers"]
+    expected = "dense layers" if kind == "int8" else "ternary or binary layers"
     require(
         paths,
         "quantise",
-        "dense layers" + ("" if ends else " besides the first and the last layer with weights"),
+        expected + (" besides the first and the last layer with weights" if kept else ""),
         ", ".join(type(each).__name__ for each in weighted) or "no weights",
-        "" if ends else "write ends=True to quantise the first and the last layer too",
+        "write ends=True to quantise the first and the last layer too" if kept else "",
     )
     return config, tuple(paths)
+
+
+def _quantised(layer: Layer, largest: float | None) -> Layer:
+    """Return a layer with the settings of `layer`, without weights yet."""
+    how = {each.name: getattr(layer, each.name) for each in fields(layer) if each.init}
+    if isinstance(layer, FewLevels):
+        return TwoBitDense(**how) if isinstance(layer, Dense) else TwoBitConv2D(**how)
+    del how["fill"]
+    step = None if largest is None else max(largest / LARGEST, LEAST)
+    return Int8Dense(**how, step=step)
 
 
 def _largest_inputs(model: NeuralNetwork, samples: Any) -> dict[int, float]:
@@ -104,8 +112,9 @@ def _largest_inputs(model: NeuralNetwork, samples: Any) -> dict[int, float]:
 def take_weights(model: NeuralNetwork, source: NeuralNetwork) -> None:
     """Take the weights of the network that `model` was described from, rounded where required."""
     for new, old in zip(model.walk(), source.walk(), strict=True):
-        if isinstance(new, Int8Dense) and isinstance(old, Dense):
-            new.take(old)
+        take: Any = new.take if isinstance(new, Int8Dense | TwoBits) else None
+        if take is not None and type(new) is not type(old):
+            take(old)
         else:
             for name, variable in new.variables().items():
                 variable.assign(old.variables()[name].numpy())

@@ -61,6 +61,10 @@ HONEST: dict[str, Callable[[], Found]] = {
         "accuracy": {"float32": SEEDS, "float16": SEEDS},
         "bytes": {"float32": [4.0], "float16": [2.0]},
     },
+    "ternary-weights": lambda: {
+        "accuracy": {"float32": [0.95, 0.96, 0.97], "ternary": [0.948, 0.957, 0.969]},
+        "bytes": {"float32": [4.0], "ternary": [0.26]},
+    },
     "products": lambda: {
         "16": {"single": SLOW, "batched": FAST},
         "64": {"single": SLOW, "batched": FAST},
@@ -183,6 +187,13 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
         "nothing learned": _each("float32", [0.1] * 3),
         "one seed": lambda found: found.update(accuracy={"float32": [0.9], "float16": [0.9]}),
         "nothing saved": _in("bytes", "float16", [4.0]),
+    },
+    "ternary-weights": {
+        "accuracy lost": _in("accuracy", "ternary", LOWER),
+        "lost for a seed": _in("accuracy", "ternary", [0.948, 0.8, 0.969]),
+        "nothing learned": _each("float32", [0.1] * 3),
+        "one seed": lambda found: found.update(accuracy={"float32": [0.95], "ternary": [0.95]}),
+        "stored in bytes": _in("bytes", "ternary", [1.0]),
     },
     "products": {
         "batches are slower": _in("16", "batched", [3.0] * 9),

@@ -128,6 +128,12 @@ EXAMPLES: list[nn.Layer] = [
     audio.StatisticsPooling(),
     audio.ConformerBlock(2, kernel=7),
     nn.Int8Dense(3, activation="relu", step=0.5, name="small"),
+    nn.TernaryDense(3, activation="relu", bias=False),
+    nn.BinaryDense(3, name="head"),
+    nn.TernaryConv2D(3, (2, 3), padding="same"),
+    nn.BinaryConv2D(4, 3, stride=2, groups=2),
+    nn.TwoBitDense(3, activation="relu"),
+    nn.TwoBitConv2D(4, 3, dilation=2),
     nn.Blend([nn.Dense(3), nn.EnsembleDense(3, 4)], [0.25, 0.75], classes=True),
 ]
 

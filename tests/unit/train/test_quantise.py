@@ -88,7 +88,7 @@ def test_layers_inside_layers_and_shared_ones() -> None:
     [
         ([nn.Input((4,)), nn.Dense(2)], {}, "besides the first and the last"),
         ([nn.Input((4,)), nn.ReLU()], {"ends": True}, "got no weights"),
-        ([nn.Input((4,)), nn.Dense(2)], {"kind": "int4"}, "kind='int8', got 'int4'"),
+        ([nn.Input((4,)), nn.Dense(2)], {"kind": "int4"}, "'int8' or 'ternary', got 'int4'"),
         ([nn.Dense(2)], {}, "expected a model with a known input shape"),
     ],
 )
@@ -101,3 +101,62 @@ def test_wrong_settings_of_the_layer() -> None:
     for step in (0.0, -1.0, float("inf")):
         with pytest.raises(ConfigError, match="step= above 0"):
             nn.Int8Dense(3, step=step)
+
+
+FEW_LEVELS = {
+    "ternary": [nn.TernaryDense(9, activation="relu"), nn.TernaryDense(3, bias=False)],
+    "binary": [nn.BinaryDense(9, activation="relu"), nn.BinaryDense(3)],
+    "images": [
+        nn.Reshape((2, 5, 6)),
+        nn.TernaryConv2D(4, 3, padding="same", stride=2),
+        nn.BinaryConv2D(5, (2, 1), groups=1, bias=False),
+        nn.Flatten(),
+        nn.Dense(2),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", FEW_LEVELS)
+def test_two_bits_compute_the_same(name: str, tmp_path: Path) -> None:
+    fresh = nn.from_config(nn.to_config(nn.Sequential(FEW_LEVELS[name])))
+    layers = [nn.Input((60,)), *fresh.layers]  # type: ignore[attr-defined]
+    model = cd.NeuralNetwork(layers, loss="mean_squared", seed=3)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(64, 60)).astype("float32")
+    y = random.normal(size=(64, model.predict(x).shape[1])).astype("float32")
+    before = [each.numpy() for each in model.parameters()]
+    losses = model.fit(x, y, epochs=8, verbose=0)["loss"]
+    assert losses[-1] < losses[0]
+    for each, old in zip(model.parameters(), before, strict=True):
+        assert (each.numpy() != old).any()
+    small = model.quantise("ternary")
+    assert np.array_equal(small.predict(x), model.predict(x))
+    again = cd.load(small.save(tmp_path / "small.caldera"))
+    assert np.array_equal(again.predict(x), model.predict(x))
+    assert small.quantisation is not None
+    assert small.quantisation.nbytes[1] < small.quantisation.nbytes[0] / 2
+    with pytest.raises(ConfigError, match="expected ternary or binary layers"):
+        small.quantise("ternary")
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (1, 1), (30, 2)])
+def test_weights_are_rounded_as_by_numpy(shape: tuple[int, int]) -> None:
+    weight = np.random.default_rng(shape).normal(size=shape).astype("float32")
+    for layer in (nn.TernaryDense(shape[1]), nn.BinaryDense(shape[1])):
+        layer(np.zeros((2, shape[0]), "float32"))
+        layer.weight.assign(weight)
+        right = np.zeros(shape)
+        for column in range(shape[1]):
+            size = np.abs(weight[:, column])
+            kept = size > 0.7 * size.mean() if layer.levels == 3 else np.full(len(size), True)
+            right[kept, column] = np.sign(weight[kept, column]) * size[kept].mean()
+        np.testing.assert_allclose(layer.used_weight().numpy(), right, rtol=1e-5)
+
+
+def test_gradients_pass_through_the_rounding() -> None:
+    layer, x = nn.TernaryDense(3, bias=False), np.random.default_rng(1).normal(size=(6, 4))
+    with nn.trace(training=True, dtype="float64"):
+        y = layer(cd.tensor(x))
+    (gradient,) = cd.op.grad(cd.op.sum(y), [layer.weight])
+    np.testing.assert_allclose(gradient.numpy(), np.repeat(x.sum(0)[:, None], 3, 1))
+    np.testing.assert_allclose(y.numpy(), x @ layer.used_weight().numpy())
