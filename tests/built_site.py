@@ -38,7 +38,7 @@ def _build(archive: Path) -> None:
 
 def _made_of() -> str:
     root = docs.ROOT
-    files = [docs.CONFIG, *root.glob("tools/*.py")]
+    files = [docs.CONFIG, *root.glob("tools/*.py"), *root.glob("tools/*.toml")]
     files += [path for path in root.glob("docs/**/*") if path.is_file()]
     files += root.glob("caldera/**/*.py")
     digest = hashlib.blake2b(f"{sys.version} {root}".encode(), digest_size=20)

@@ -245,8 +245,19 @@ def test_words_are_found_from_any_page(
 
 def test_the_index_of_the_search_has_names_and_sentences(built: Path) -> None:
     items = json.loads((built / "search.json").read_text())["items"]
-    for word in ("fit", "predict", "checkpoint"):
+    peers = "DataLoader state_dict autocast GradientTape ModelCheckpoint to_categorical vmap jit"
+    scikit = "train_test_split GridSearchCV predict_proba confusion_matrix fine-tuning"
+    for word in ("fit", "predict", "checkpoint", *peers.split(), *scikit.split()):
         assert any(word in each["text"] for each in items), word
+
+
+def test_the_reference_has_tables_of_arguments_and_results(built: Path) -> None:
+    for room, least in (("op", 0.9), ("nn", 0.6), ("optim", 0.6), ("data", 0.6)):
+        text = (built / f"reference/{room}.html").read_text()
+        names = importlib.import_module(f"caldera.{room}").__all__
+        assert text.count(">Parameters:<") > least * len(names), room
+    row = re.sub(r"<[^>]+>|\s+", " ", text.partition('id="caldera.data.split"')[2][:20_000])
+    assert re.search(r"test +float +`?", row)
 
 
 def test_the_page_that_begins_a_folder_leads_to_the_others(built: Path) -> None:
@@ -278,8 +289,9 @@ def test_examples_become_blocks_of_code() -> None:
     assert text == f"Adds.\n\n{example}\n\nSo it does.\n\n```pycon\n>>> 2\n2\n```"
 
 
-def test_the_target_of_a_name() -> None:
-    found = doctest.testmod(api_links, optionflags=_FLAGS)
+@pytest.mark.parametrize("module", [api_links, griffe_extension])
+def test_examples_of_the_generator_hold(module: ModuleType) -> None:
+    found = doctest.testmod(module, optionflags=_FLAGS)
     assert found.attempted
     assert not found.failed
 
