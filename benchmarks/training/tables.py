@@ -345,12 +345,13 @@ def means(known: Sequence[dict[str, Any]], table: str, key: str) -> dict[str, fl
 def report(known: Sequence[dict[str, Any]]) -> str:
     """Return the losses, the verdicts and the tables of results."""
     lines: list[str] = []
-    # Only tables with results of several contestants are compared.
-    tables = [
-        name
-        for name in TABLES
-        if {*OURS, "constant", "linear", "LightGBM"} <= means(known, name, "error").keys()
-    ]
+    # Means are over the seeds that all contestants have results of.
+    by_seed: dict[tuple[str, int], set[str]] = {}
+    for each in known:
+        by_seed.setdefault((each["table"], each["seed"]), set()).add(each["contestant"])
+    whole = {key for key, names in by_seed.items() if names >= {*OURS, *PEERS}}
+    known = [each for each in known if (each["table"], each["seed"]) in whole]
+    tables = [name for name in TABLES if means(known, name, "error")]
     ranks, behind = {}, []
     for table in tables:
         errors = means(known, table, "error")
