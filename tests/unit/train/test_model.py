@@ -158,7 +158,7 @@ def test_class_weights_weigh_the_samples_of_a_class() -> None:
     np.testing.assert_allclose(
         trained(class_weights={0: 3.0}), trained(sample_weights=np.array([3.0, 1.0, 1.0])[y])
     )
-    with pytest.raises(cd.DataError, match=r"class_weights for 3 classes.* got 2 of them.*dict"):
+    with pytest.raises(cd.DataError, match=r"class_weights for 3 classes.* got 2; a dict"):
         trained(class_weights=[3.0, 1.0])
 
 
