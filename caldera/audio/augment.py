@@ -11,6 +11,7 @@ from caldera.audio.files import resample
 from caldera.base.arguments import within
 from caldera.compiler.lazy import Expr, lift
 from caldera.core.tensor.dtype import real_array_of
+from caldera.core.tensor.random import checked_seed
 from caldera.errors import ConfigError, DataError
 
 MOST_SNR = 1000
@@ -38,7 +39,7 @@ def add_noise(samples: Any, noise: Any, snr: float, seed: int = 0) -> np.ndarray
             expected="samples and noise with a single channel, (samples,)",
             got=f"{clean.shape} and {sound.shape}",
         )
-    start = int(np.random.default_rng(seed).integers(len(sound)))
+    start = int(np.random.default_rng(checked_seed(seed, "add_noise")).integers(len(sound)))
     part = np.take(sound, np.arange(start, start + len(clean)), mode="wrap")
     power = float(np.mean(np.square(part, dtype=np.float64)))
     if power == 0.0:

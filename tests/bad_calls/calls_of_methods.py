@@ -148,7 +148,7 @@ METHODS["NeuralNetwork"] = (
         "lr_find": lambda f: f((x(8, 4), labels(8)), steps=2),
         "predict": lambda f: f(x(8, 4)),
         "profile": lambda f: f((x(8, 4), labels(8))),
-        "quantise": lambda f: f("int8"),
+        "quantise": lambda f: f("int8", ends=True),
         "save": lambda f: f("model.caldera"),
         "summary": lambda f: f(show=False),
         "to": lambda f: f("cpu"),
@@ -253,7 +253,7 @@ data.*.apply data.*.lazily data.Column.* data.Data.* data.Draw.* data.Files.* da
 data.Shards.* data.Share.* data.Tokenizer.check data.Tokenizer.from_plain
 dmath.*.of dmath.Distribution.* dmath.Layout.* dmath.Session.*
 nn.*.bias_outside nn.*.check_groups nn.*.continued nn.*.convolve nn.*.function nn.*.operation
-nn.*.first_bias nn.*.first_states nn.*.pool nn.*.remembered
+nn.*.first_bias nn.*.first_states nn.*.make_weights nn.*.pool nn.*.take nn.*.remembered
 nn.*.along nn.*.drawn nn.*.merge nn.*.noisy nn.*.windows nn.losses.*
 nn.*.step nn.*.weight_shape nn.CTCLoss.* nn.Context.* nn.EnsembleLoss.* nn.SkipGram.* nn.metrics.*
 nn.models.GPT.embedded nn.models.GPT.scores onnx.Backend.* onnx.ImportedModel.*

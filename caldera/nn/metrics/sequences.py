@@ -33,8 +33,9 @@ def edit_distance(found: str | Sequence[Any], wanted: str | Sequence[Any]) -> in
     (3, 1)
     """
     for name, given in (("found", found), ("wanted", wanted)):
-        # Rows of numbers are not equal or unequal as a whole.
-        if getattr(given, "ndim", 1) != 1 or any(getattr(each, "ndim", 0) for each in given):
+        # Rows of numbers are not equal or unequal as a whole, nor are records.
+        whole = all(getattr(each, "ndim", 0) == 0 for each in given)
+        if getattr(given, "ndim", 1) != 1 or not whole or np.asarray(given).dtype.kind == "V":
             raise ConfigError.build(
                 "edit_distance",
                 expected=f"{name}, a text or a sequence of words or numbers",
