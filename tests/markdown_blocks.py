@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from markdown_it import MarkdownIt
@@ -27,8 +28,10 @@ def blocks(text: str) -> list[Block]:
     for token in MarkdownIt("commonmark").enable("table").parse(text):
         if token.type == "fence":
             language, _, remark = token.info.partition(" ")
+            # The generator of the documentation knows only this form, and shows it as a title.
+            remark = re.sub(r'^title="(.*)"$', r"\1", remark.strip())
             line = token.map[0] + 1 if token.map else 0
             follows = before is not None and before.type == "fence"
-            found.append(Block(language, remark.strip(), token.content, line, follows))
+            found.append(Block(language, remark, token.content, line, follows))
         before = token
     return found

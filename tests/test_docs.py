@@ -160,7 +160,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_has_every_page_and_its_links_lead_somewhere(built: Path) -> None:
     for page in _listed():
-        assert (built / f"{page}.html").is_file(), page
+        assert "```" not in (built / f"{page}.html").read_text(), f"{page}: a block of code as text"
     assert not broken(built)
 
 

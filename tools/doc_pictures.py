@@ -26,7 +26,8 @@ from caldera import nn, serve
 from caldera.bench.statistics import ratio_of
 from caldera.dmath.explain import layout_picture
 from caldera.draw.axis import axis_of
-from caldera.draw.line_chart import Line, LineChart, figure_svg
+from caldera.draw.charts import learning_curve_charts
+from caldera.draw.line_chart import HEIGHT, WIDTH, Line, LineChart, draw, figure_svg
 from caldera.draw.svg import (
     BETTER,
     CATEGORICAL,
@@ -47,6 +48,23 @@ PAGES = Path(__file__).parents[1] / "docs"
 Names = Mapping[str, Any]
 _SEVEN = [(0.25, 0.2), (0.5, 0.2), (0.75, 0.2), (0.65, 0.4), (0.55, 0.6), (0.45, 0.85)]
 """A digit as a hand draws it, on a square of side 1."""
+
+
+_LARGER = element("style", "@media(max-width:480px){text{font-size:17px}}")
+"""For phones, where a picture is shown at two thirds of its size."""
+
+
+def _figure(charts: Sequence[LineChart]) -> str:
+    """Draw one or two charts below each other, so that phones show them as large as possible."""
+    if len(charts) > 2:
+        return figure_svg(charts).replace("<rect", f"{_LARGER}<rect", 1)
+    step = HEIGHT + 16
+    parts = [_LARGER, element("rect", width=WIDTH + 16, height=step * len(charts), fill=PAPER)]
+    for number, chart in enumerate(charts):
+        parts.append(element("g", draw(chart), transform=f"translate(8 {8 + step * number})"))
+    label = " and ".join(chart.title for chart in charts)
+    size = (WIDTH + 16, step * len(charts))
+    return picture(*size, *parts, font_family=SANS, role="img", aria_label=label)
 
 
 def _line(label: str, x: Iterable[float], y: Iterable[float], place: int, **more: Any) -> Line:
@@ -77,7 +95,7 @@ def _imbalance(names: Names) -> str:
             _line("faulty of those found (precision)", thresholds, precision, 1, bare=True),
         ]
         charts.append(_chart(f"trained {title}", "called faulty above", lines, most=1.0))
-    return figure_svg(charts, "Faulty parts")
+    return _figure(charts)
 
 
 def _transfer(names: Names) -> str:
@@ -87,7 +105,7 @@ def _transfer(names: Names) -> str:
         _line("new network", counts, names["new"], 1),
         _line("as it was", counts, [names["as_it_is"]] * len(counts), 6, dashed=True, bare=True),
     ]
-    return figure_svg([_chart("accuracy on images of the new camera", "samples", lines, most=1.0)])
+    return _figure([_chart("accuracy on images of the new camera", "samples", lines, most=1.0)])
 
 
 def _physics(names: Names) -> str:
@@ -99,7 +117,7 @@ def _physics(names: Names) -> str:
     losses = names["losses"][::10]
     left = [_line("mean square", range(0, 10 * len(losses), 10), losses, 1, bare=True)]
     charts = [_chart("the pendulum", "time", lines), _chart("left of the equation", "step", left)]
-    return figure_svg(charts)
+    return _figure(charts)
 
 
 def _export(names: Names) -> str:
@@ -109,7 +127,7 @@ def _export(names: Names) -> str:
         _line(label, times, [state[0] for state in names[key]], place, bare=True)
         for (label, key), place in zip(found.items(), (6, 0, 1), strict=True)
     ]
-    return figure_svg([_chart("the first slow variable", "time", lines)])
+    return _figure([_chart("the first slow variable", "time", lines)])
 
 
 def _generative(names: Names) -> str:
@@ -125,7 +143,7 @@ def _generative(names: Names) -> str:
         seen = [(x, y) for x, y in points[:160].tolist() if max(abs(x), abs(y)) < 1.6]
         line = Line("seen" if place == 0 else "made", seen, CATEGORICAL[place], dots_only=True)
         charts.append(LineChart(title, "", [line], edge, edge))
-    return figure_svg(charts)
+    return _figure(charts)
 
 
 def _series(names: Names) -> str:
@@ -136,7 +154,7 @@ def _series(names: Names) -> str:
         _line("visitors", days, real.ravel(), 6, bare=True),
         _line("forecast a week ahead", days, forecast.ravel(), 0, bare=True),
     ]
-    return figure_svg([_chart("what came, and what was forecast", "days to test with", lines)])
+    return _figure([_chart("what came, and what was forecast", "days to test with", lines)])
 
 
 def _tables(names: Names) -> str:
@@ -147,11 +165,11 @@ def _tables(names: Names) -> str:
         _line("as it should be", ends, ends, 6, bare=True),
         _line("a home to test with", real, predicted, 0, dots_only=True),
     ]
-    return figure_svg([_chart("price as predicted", "price", lines)])
+    return _figure([_chart("price as predicted", "price", lines)])
 
 
 def _curves(names: Names) -> str:
-    return str(names["history"].plot().svg)
+    return _figure(learning_curve_charts(*names["history"].curves()))
 
 
 def _troubleshooting(names: Names) -> str:
