@@ -72,7 +72,8 @@ def torchrun(given: argparse.Namespace) -> dict[str, Any]:
             printed = sum(f"end {rank}" in done.stdout for rank in range(3))
             clean, ends = clean + (done.returncode == 0), ends + (printed == 3)
             if done.returncode or printed < 3:
-                print(done.stdout, done.stderr, file=sys.stderr, flush=True)
+                text = f"status {done.returncode}\n{done.stdout}{done.stderr}"
+                print(text, file=sys.stderr, flush=True)
     seconds = (time.monotonic() - began) / given.times
     return {"runs": given.times, "status 0": clean, "all ranks": ends, "s a run": round(seconds, 1)}
 
