@@ -134,6 +134,6 @@ def test_cifar_is_downloaded_once(server: Server, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_given_folder_is_the_only_place(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="got none of them"):
+    with pytest.raises(DataError, match="got none; download"):
         data.cifar10(tmp_path, download=True)
     assert server.asked == []

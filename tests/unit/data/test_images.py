@@ -97,7 +97,7 @@ def test_images_are_brought_to_one_size(tmp_path: Path) -> None:
 def test_a_size_that_nobody_gave_is_not_huge(tmp_path: Path) -> None:
     write(tmp_path, "train/a/1.png", picture(1, (400, 1000)))
     write(tmp_path, "test/a/1.png", picture(1, (404, 1000)))
-    with pytest.warns(UserWarning, match="brought to 256x103"):
+    with pytest.warns(UserWarning, match="resized to 256x103"):
         found = data.images(tmp_path)
     assert found.train.shape == found.test.shape == (3, 256, 103)
 

@@ -141,7 +141,7 @@ def test_images_with_channels_last_are_told_so() -> None:
     x, y = np.random.default_rng(0).normal(size=(8, 6, 5, 3)).astype("float32"), np.arange(8) % 2
     rest = [nn.Conv2D(2, 3), nn.Flatten(), nn.Dense(2)]
     first = cd.NeuralNetwork([nn.Input((3, 6, 5)), *rest])
-    with pytest.raises(DataError, match=r"\(6, 5, 3\), with the channels-last; .*layout='NHWC'"):
+    with pytest.raises(DataError, match=r"\(6, 5, 3\), with the channels last; .*layout='NHWC'"):
         first.fit(x, y)
     unsure = cd.NeuralNetwork([nn.Conv2D(2, 3), nn.Flatten(), nn.Dense(2)])
     with pytest.warns(UserWarning, match="channels-last"):

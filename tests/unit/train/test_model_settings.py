@@ -31,7 +31,7 @@ def made(**settings: Any) -> cd.NeuralNetwork:
         ("epochs", -1, "epochs= an integer >= 0, got -1"),
         ("seed", -1, r"seed: expected an int from 0 to 2\*\*64 - 1, got -1"),
         ("seed", 1.5, "seed: expected an int"),
-        ("precision", "float8", "precision: expected one of"),
+        ("precision", "float4", "precision: expected one of"),
         ("optimizer", "adm", "did you mean 'adam'"),
         ("optimizer", 3, "optimizer.* expected .*got 3|expected optimizer= .*got 3"),
         ("loss", "crossentropy", "did you mean 'cross_entropy'"),

@@ -96,7 +96,7 @@ def test_scores_by_class_are_those_of_their_definitions(record: RunRecord) -> No
     assert "Class cat has 16 times the training samples of class emu" in text
     by_command = replace(record, confusion=counts, data=data, classes=classes)
     by_command = replace(by_command, settings={"data": "cats.csv"})
-    assert 'class_weights="balanced" of fit gives each class' in text
+    assert 'class_weights="balanced" of fit weights all classes' in text
     assert "--class-weights balanced gives each" in "".join(classes_parts(by_command))
 
 
