@@ -47,7 +47,7 @@ def as_sizes(value: Any, count: int, name: str, where: str, minimum: int = 1) ->
         sizes = ()
     if len(sizes) != count or min(sizes) < minimum:
         raise ShapeError.build(
-            where, expected=f"{name}= {_COUNTS[count]} of at least {minimum}", got=repr(value)
+            where, expected=f"{name}= {_COUNTS[count]} >= {minimum}", got=repr(value)
         )
     return sizes
 

@@ -62,7 +62,12 @@ def test_sheets_of_many_cells(tmp_path: Path) -> None:
     tall = "".join(f'<row r="{i}"><c r="A{i}"><v>1</v></c></row>' for i in (1, 2_000_000))
     many = "<row><c><v>1</v></c></row>" * 800_000
     growing = "<row><c><v>1</v></c></row>" * 2000 + '<row><c r="XFD2001"><v>1</v></c></row>'
-    for rows, said in ((wide, "requires"), (tall, "1048576 rows"), (many, "requires"), (growing, "requires")):
+    for rows, said in (
+        (wide, "requires"),
+        (tall, "1048576 rows"),
+        (many, "requires"),
+        (growing, "requires"),
+    ):
         with pytest.raises(DataError, match=said):
             _read(_workbook(path, rows))
 

@@ -129,7 +129,7 @@ def npy_with_header(header: str, data: bytes = b"") -> bytes:
         ),
         (
             npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }", b"1234"),
-            "sizes of 0 or more",
+            "sizes >= 0",
         ),
         (
             npy_with_header(

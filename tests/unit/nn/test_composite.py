@@ -61,7 +61,9 @@ def test_a_cell_is_a_graph_of_layers() -> None:
     loose = nn.Cell([[0], [0]], [one, [two, nn.ReLU()]], "loose", axis=-1)
     both = [one(x).numpy(), np.maximum(two(x).numpy(), 0)]
     np.testing.assert_array_equal(loose(x).numpy(), np.concatenate(both, -1))
-    with pytest.raises(ShapeError, match=r"Cell: expected layers that all give \(2, 3\), got"):
+    with pytest.raises(
+        ShapeError, match=r"Cell: expected layers whose outputs all have shape \(2, 3\), got"
+    ):
         nn.Cell([[0, 0]], [nn.Dense(3), nn.Dense(4)])(x)
 
 

@@ -220,7 +220,7 @@ def test_without_a_task_nothing_is_guessed() -> None:
     numbers = cd.tensor(RNG.normal(size=(4, 3)))
     for made in (Accuracy(), F1(), ConfusionMatrix()):
         with pytest.raises(
-            cd.ShapeError, match=r"pass axis=-1 for one-hot .*threshold= for labels"
+            cd.ShapeError, match=r"pass axis=-1 for one-hot .*threshold= for several labels"
         ):
             made.for_task(Quartic().task()).sums(numbers, numbers)
     assert Accuracy(axis=-1).sums(numbers, numbers)["sum"].item() == 4

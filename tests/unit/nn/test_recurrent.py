@@ -174,7 +174,7 @@ def test_the_forget_gate_begins_open() -> None:
     ],
 )
 def test_other_masks_are_refused(mask: np.ndarray, got: str) -> None:
-    expected = rf"LSTM: expected lengths of shape \(3,\), or truth .* \(3, 5\), got {got}"
+    expected = rf"LSTM: expected lengths of shape \(3,\), or booleans .* \(3, 5\), got {got}"
     with pytest.raises(ShapeError, match=expected):
         nn.LSTM(H)(op.input("x", (N, T, C)), mask)
 

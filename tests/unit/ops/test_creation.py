@@ -64,8 +64,16 @@ def test_dtypes_that_are_not_given() -> None:
         (lambda: op.meshgrid(op.zeros((2, 2))), ShapeError, "vectors"),
         (lambda: op.meshgrid([1.0], indexing="yx"), ConfigError, "'xy' or 'ij'"),
         (lambda: op.roll(op.zeros((2, 2)), (1, 2), (0, 1, 0)), ShapeError, "a shift for each"),
-        (lambda: op.moveaxis(op.zeros((2, 2)), (0, 0), (0, 1)), ShapeError, "each once"),
-        (lambda: op.moveaxis(op.zeros((2, 2)), (0, 1), (1, 1)), ShapeError, "each once"),
+        (
+            lambda: op.moveaxis(op.zeros((2, 2)), (0, 0), (0, 1)),
+            ShapeError,
+            "a permutation of the axes",
+        ),
+        (
+            lambda: op.moveaxis(op.zeros((2, 2)), (0, 1), (1, 1)),
+            ShapeError,
+            "a permutation of the axes",
+        ),
         (lambda: op.swapaxes(op.zeros((2, 2)), 0, 2), ShapeError, "an axis from -2 to 1"),
     ],
 )

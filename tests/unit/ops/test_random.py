@@ -152,7 +152,7 @@ def test_bad_use_is_refused_when_written() -> None:
         op.random_uniform((2,), dtype="int32")
     with pytest.raises(DtypeError, match=r"op\.random_normal: expected state"):
         op.random_normal((2,), state=np.array([1.0, 2.0]))
-    with pytest.raises(ShapeError, match=r"op\.random_uniform: .*0 or more"):
+    with pytest.raises(ShapeError, match=r"op\.random_uniform: .*sizes >= 0"):
         op.random_uniform((-2,))
     with pytest.raises(ShapeError, match=r"op\.broadcast_to"):
         op.random_normal((2,), mean=np.zeros(3))

@@ -57,7 +57,7 @@ def test_the_table_has_every_trial_also_those_that_came_to_nothing(study: search
     assert len(lines) == 41
     assert lines[0].split()[:3] == ["number", "state", "val_accuracy"]
     assert len(study.table()) == 40
-    with pytest.raises(KeyError, match="no column 'rate'; there are number"):
+    with pytest.raises(KeyError, match="no column 'rate'; the columns are number"):
         table["rate"]
 
 

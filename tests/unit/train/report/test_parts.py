@@ -97,7 +97,7 @@ def test_scores_by_class_are_those_of_their_definitions(record: RunRecord) -> No
     by_command = replace(record, confusion=counts, data=data, classes=classes)
     by_command = replace(by_command, settings={"data": "cats.csv"})
     assert 'class_weights="balanced" of fit weights all classes' in text
-    assert "--class-weights balanced gives each" in "".join(classes_parts(by_command))
+    assert "--class-weights balanced weights all" in "".join(classes_parts(by_command))
 
 
 PNG = "iVBORw0KGgoAAAA="
