@@ -98,7 +98,7 @@ class PlaceTeam(SocketTeam):
                 raise ConfigError.build(
                     "dm.connect",
                     expected=f"capacity for {self.workers} workers: {self._place.name}",
-                    got=f"room for {there}",
+                    got=f"capacity for {there}",
                     hint="connect to fewer, or start more workers there",
                 )
             time.sleep(_POLL_S)

@@ -154,9 +154,9 @@ def test_a_size_that_is_no_number_is_refused(variable: str, value: str) -> None:
 
 
 def test_a_world_size_without_a_rank_is_refused() -> None:
-    with pytest.raises(CommError, match=r"expected RANK and MASTER_ADDR beside WORLD_SIZE=4"):
+    with pytest.raises(CommError, match="expected RANK and MASTER_ADDR together with WORLD_SIZE=4"):
         launch_of({"WORLD_SIZE": "4"})
-    with pytest.raises(CommError, match=r"expected MASTER_ADDR beside WORLD_SIZE=4"):
+    with pytest.raises(CommError, match=r"expected MASTER_ADDR together with WORLD_SIZE=4"):
         launch_of({"WORLD_SIZE": "4", "RANK": "0"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,10 @@ from caldera.errors import ConfigError
 def test_alone_there_is_one_process_and_no_mpi() -> None:
     assert isinstance(world(), SingleProcess)
     assert world() is world()
-    assert "mpi4py" not in sys.modules
+    # In a process of its own: other tests of this one may have imported mpi4py.
+    program = "import sys, caldera.comm as comm; print(comm.world().size, 'mpi4py' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout.split() == ["1", "False"], found.stderr
 
 
 def test_a_restart_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,7 +215,7 @@ def test_arrays_are_saved_and_loaded_as_users_do(tmp_path: Path) -> None:
         dm.save(tmp_path / "two", {"a": a, "b": a + 1.0})
         dm.save(tmp_path / "a.npy", a)
         for wrong in ({"a": ARRAYS["a"]}, {1: a}, ARRAYS["a"]):
-            with pytest.raises(ConfigError, match="expected an array of dmath, or a dict of them"):
+            with pytest.raises(ConfigError, match="expected an array of dmath, or a dict of array"):
                 dm.save(tmp_path / "wrong", wrong)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="expected one array for an npy file, got 2"):
             dm.save(tmp_path / "b.npy", {"a": a, "b": a})

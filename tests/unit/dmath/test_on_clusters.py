@@ -68,7 +68,8 @@ def test_as_many_workers_as_there_is_room_for(
         with pytest.raises(ConfigError, match="no open session"):
             dm.connect(2)
     monkeypatch.setattr(place_team, "ROOM_S", 0.1)
-    with pytest.raises(ConfigError, match=r"expected room for 3 workers: .*, got room for 2"):
+    expected = r"expected capacity for 3 workers: .*, got capacity for 2"
+    with pytest.raises(ConfigError, match=expected):
         dm.connect(3, on=cluster)
 
 

@@ -57,7 +57,9 @@ def test_what_staleness_leaves_of_a_momentum(age: float, accumulate: int, left: 
 
 def test_a_warning_has_the_number_and_comes_once() -> None:
     found = MomentumCorrection("ParameterServer", corrects=False, age=0.0)
-    with pytest.warns(UserWarning, match=r"lacked 3\.0 updates .* momentum 0\.75 beside .* 0\.9;"):
+    with pytest.warns(
+        UserWarning, match=r"lacked 3\.0 updates .* momentum 0\.75 in addition .* 0\.9;"
+    ):
         found.take(3.0, optim.SGD(0.1, momentum=0.9), warns=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
