@@ -91,7 +91,7 @@ def kind_of(hint: Any) -> ArgumentKind | None:
     """Return the kind of values that an annotation allows; None if it allows all.
 
     >>> kind_of(int | None).words
-    'a whole number or None'
+    'an integer or None'
     """
     if hint in _PLAIN:
         return _PLAIN[hint]

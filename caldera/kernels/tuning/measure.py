@@ -116,8 +116,8 @@ def slowdown(seconds: float, fastest: float) -> float:
 
     Usual changes of a processor's frequency are subtracted.
 
-    >>> slowdown(1.0, 1.0), slowdown(3.0, 1.0) > 1.0
-    (0.0, True)
+    >>> slowdown(1.1, 1.0)
+    0.0
     """
     return max(0.0, seconds / fastest - 1.0 - PACE_CHANGES)
 

