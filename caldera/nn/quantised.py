@@ -121,9 +121,11 @@ class FewLevels(WeightedLayer):
         mean = op.mean(size, axes, keepdims=True)
         if self.levels == 2:
             return op.where(weight < 0, -1.0, 1.0), mean
-        kept = op.cast(size > THRESHOLD * mean, weight.dtype)
+        large = size > THRESHOLD * mean
+        kept = op.cast(large, weight.dtype)
         count = op.maximum(op.sum(kept, axes, keepdims=True), 1.0)
-        return op.sign(weight) * kept, op.sum(size * kept, axes, keepdims=True) / count
+        scale = op.sum(size * kept, axes, keepdims=True) / count
+        return op.where(large, op.sign(weight), 0.0), scale
 
     def used_weight(self) -> Expr:
         whole, scale = self.rounded()

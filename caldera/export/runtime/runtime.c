@@ -108,7 +108,7 @@ struct MODEL_model {
     /* The slots of each plan. */
     int64_t **slots;
     pool_t *pool;
-    char message[256];
+    char message[512];
 };
 
 static int fail(MODEL_model *model, int code, const char *format, ...) {

@@ -33,7 +33,7 @@ int MODEL_store(MODEL_model *model, const char *path) {
     if (done && rename(unfinished, path) != 0) done = 0;
     if (!done && file != NULL) remove(unfinished);
     free(unfinished);
-    return done ? MODEL_OK : fail(model, MODEL_FILE, "cannot write %.200s", path);
+    return done ? MODEL_OK : fail(model, MODEL_FILE, "cannot write %.300s", path);
 }
 
 static int is_little_endian(void) {
@@ -68,7 +68,7 @@ int MODEL_load(MODEL_model *model, const char *path) {
     model->message[0] = 0;
     if (path == NULL) return fail(model, MODEL_NULL, "the path is a null pointer");
     FILE *file = fopen(path, "rb");
-    if (file == NULL) return fail(model, MODEL_FILE, "cannot read %.200s", path);
+    if (file == NULL) return fail(model, MODEL_FILE, "cannot read %.300s", path);
     uint64_t length = 0;
     const char *wrong = "its header";
     char *header = NULL;
@@ -86,5 +86,5 @@ int MODEL_load(MODEL_model *model, const char *path) {
     free(header);
     free(read);
     if (wrong == NULL) return MODEL_OK;
-    return fail(model, MODEL_FILE, "%.80s is no file with these weights: see %.100s", path, wrong);
+    return fail(model, MODEL_FILE, "%.300s is no file with these weights: see %.100s", path, wrong);
 }
