@@ -118,7 +118,7 @@ def _check_output(output: _Output, last_op: str) -> None:
         task.kind != MULTICLASS or output.prediction[task.axis] != 1,
         f"outputs for {output.what}",
         "a number for each of at least 2 classes",
-        "1, for which a softmax is constant",
+        "1 class, for which a softmax is constant",
         "give the last layer 2 outputs, or use loss='binary_cross_entropy', with targets 0.0 "
         "and 1.0 in a column; a single class cannot be learned",
     )
