@@ -133,7 +133,7 @@ def _apply_rule(
         return tuple(None if part is None else conj(part) for part in parts)
     if rule is not None:
         return rule(g, y, *node.inputs, **node.attrs)
-    if node.op.decompose is not None:
+    if node.op.differentiable:
         return _through_parts(node, as_tuple(g))
     raise GradientError.build(
         f"op.{node.op.name}",

@@ -217,6 +217,7 @@ class Op:
         self.commutative = commutative
         self.gradient_rule: GradientRule | None = None
         self.decompose: Callable[..., Any] | None = None
+        self.through_parts = True
         self.count_flops: FlopsRule = _default_flops
 
     def gradient(self, rule: GradientRule) -> GradientRule:
@@ -236,7 +237,8 @@ class Op:
     @property
     def differentiable(self) -> bool:
         """True if there is a gradient, explicit or from the decomposition."""
-        return self.gradient_rule is not None or self.decompose is not None
+        by_parts = self.decompose is not None and self.through_parts
+        return self.gradient_rule is not None or by_parts
 
     def __call__(self, *inputs: Node, **attrs: Any) -> Node:
         """Return the node of this op on these inputs; the op must have one output."""
@@ -329,9 +331,16 @@ def op(
 
 
 def composite(
-    name: str, kind: Kind = "other", *, gradient: GradientRule | None = None
+    name: str,
+    kind: Kind = "other",
+    *,
+    gradient: GradientRule | None = None,
+    differentiable: bool = True,
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Decorate a decomposition (nodes to nodes): makes and registers the op `name`."""
+    """Decorate a decomposition (nodes to nodes): makes and registers the op `name`.
+
+    `differentiable=False` is for ops that round: the gradient of the parts would be wrong.
+    """
 
     def define(decomposition: Callable[..., Any]) -> Op:
         known: dict[Hashable, tuple[tuple[Spec, ...], int]] = {}
@@ -350,6 +359,7 @@ def composite(
 
         created = _register(Op(name, lambda *inputs, **attrs: facts(inputs, attrs)[0], kind))
         created.decompose, created.gradient_rule = decomposition, gradient
+        created.through_parts = differentiable
         created.count_flops = lambda node: facts(
             tuple([given.spec.logical for given in node.inputs]), node.attrs
         )[1]

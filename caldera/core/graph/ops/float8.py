@@ -19,7 +19,7 @@ LEAST = 2.0**-100
 """Smallest number that is scaled to the largest: factors of smaller ones would overflow."""
 
 
-@composite("float8_factor")
+@composite("float8_factor", differentiable=False)
 def float8_factor(x: Node, *, form: str) -> Node:
     """Return the float32 factor that makes the largest size in a matrix the format's largest."""
     if len(x.shape) != 2:

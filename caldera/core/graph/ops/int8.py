@@ -37,7 +37,7 @@ LEAST = 2.0**-100
 """Smallest step: rows of smaller numbers become zeros."""
 
 
-@composite("int8_linear", kind="product")
+@composite("int8_linear", kind="product", differentiable=False)
 def int8_linear(
     x: Node,
     weight: Node,

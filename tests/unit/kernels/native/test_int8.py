@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 import caldera as cd
+from caldera import op
+from caldera.compiler.lazy import Expr, lift
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.int8 import GROUP, PANEL, int8_linear
 from caldera.core.tensor.dtype import float32, int8
+from caldera.errors import GradientError
 from caldera.kernels.native.product import int8 as kernels
 from caldera.kernels.native.product import problem
 from caldera.kernels.table import TABLE, Call, Kernel
@@ -113,3 +116,11 @@ def test_rows_that_are_no_numbers_do_not_disturb_others() -> None:
     assert np.isnan(out[1:4]).all()
     np.testing.assert_allclose(out[[0, 5]], right[[0, 5]], rtol=2e-6, atol=2e-5)
     np.testing.assert_array_equal(out[4], others[-1][:30])
+
+
+def test_a_gradient_through_rounded_inputs_is_refused() -> None:
+    panels = panels_of(np.ones((8, PANEL), "int8"))
+    x = op.var("x", (2, 8))
+    node = int8_linear(x.node, lift(panels), lift(np.ones(PANEL, "f")), columns=PANEL, step=None)
+    with pytest.raises(GradientError, match="only paths through op.int8_linear"):
+        op.grad(op.sum(Expr(node)), [x])
