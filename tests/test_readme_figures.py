@@ -234,6 +234,8 @@ def test_files_of_the_bench_among_the_results_pass_the_rules_but_for_known_ones(
     checked = {}
     for path in sorted(RESULTS.glob("*.json")):
         content = json.loads(path.read_text())
+        if isinstance(content, list):
+            continue
         if "entries" in content or content.get("format", "").startswith("caldera claims"):
             found = bench.check(content).verdicts
             checked[path.name] = {each.rule for each in found if each.status != "fine"}

@@ -258,8 +258,8 @@ def test_any_graph_keeps_its_dtypes(graph: Graph) -> None:
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match="float16, bfloat16"):
-        cd.compile([uniform("x", 2) + 1.0], precision="float8")
+    with pytest.raises(ConfigError, match="float16, bfloat16, tf32, float8"):
+        cd.compile([uniform("x", 2) + 1.0], precision="float4")
 
 
 def test_the_tables_name_ops_that_exist() -> None:

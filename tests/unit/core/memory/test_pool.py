@@ -177,7 +177,7 @@ def test_exhaustion_says_everything() -> None:
     message = str(caught.value)
     for part in (
         "memory of card",
-        "3.9 KiB asked by 'gradients'",
+        "expected 3.9 KiB of free memory for 'gradients'",
         "6.0 KiB in use",
         "0 B cached",
         "capacity 8.0 KiB",
@@ -239,7 +239,7 @@ def test_refusal_of_the_system_is_translated_after_trimming() -> None:
 
 
 def test_impossible_request_to_the_real_system_is_translated(pool: Pool) -> None:
-    with pytest.raises(OutOfMemoryError, match="TiB asked by 'dreamer'"):
+    with pytest.raises(OutOfMemoryError, match="TiB of free memory for 'dreamer'"):
         pool.allocate(2**55, owner="dreamer")
 
 
