@@ -122,5 +122,5 @@ def test_a_gradient_through_rounded_inputs_is_refused() -> None:
     panels = panels_of(np.ones((8, PANEL), "int8"))
     x = op.var("x", (2, 8))
     node = int8_linear(x.node, lift(panels), lift(np.ones(PANEL, "f")), columns=PANEL, step=None)
-    with pytest.raises(GradientError, match="only paths through op.int8_linear"):
+    with pytest.raises(GradientError, match="int8_linear: expected a differentiable op"):
         op.grad(op.sum(Expr(node)), [x])
