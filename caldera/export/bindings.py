@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from textwrap import indent
 
@@ -30,9 +30,14 @@ def template(file: str, library: str, **marks: str) -> str:
     return text
 
 
-def cpp_header(interface: LibraryInterface) -> str:
-    """Return a header with a class for C++11: exceptions, and vectors besides pointers."""
-    functions = "\n".join(_cpp_function(each, interface.name) for each in interface.functions)
+def cpp_header(interface: LibraryInterface, more: str) -> str:
+    """Return a header with a class for C++11: exceptions, and vectors besides pointers.
+
+    `more` are further members of the class.
+    """
+    functions = "\n".join(
+        [*(_cpp_function(each, interface.name) for each in interface.functions), more]
+    )
     marks = {"FUNCTIONS": indent(functions, "    "), "GUARD": f"{interface.name.upper()}_HPP"}
     return template("MODEL.hpp", interface.name, **marks)
 
@@ -72,8 +77,11 @@ def _cpp_function(function: ExportedFunction, library: str) -> str:
     )
 
 
-def fortran_module(interface: LibraryInterface) -> str:
-    """Return a Fortran module with a type for handles; arrays are (features, n)."""
+def fortran_module(interface: LibraryInterface, more: Mapping[str, str]) -> str:
+    """Return a Fortran module with a type for handles; arrays are (features, n).
+
+    `more` has further types, bound procedures, interfaces and bodies by the marks of their places.
+    """
     name, functions = interface.name, interface.functions
     codes = [
         f"  integer, parameter, public :: {name}_{code.lower()} = {value}"
@@ -83,9 +91,17 @@ def fortran_module(interface: LibraryInterface) -> str:
         "MODEL.f90",
         name,
         CODES="\n".join(codes),
-        BOUND="\n".join(f"    procedure :: {each.name} => do_{each.name}" for each in functions),
-        DECLARED="\n".join(_fortran_interface(each, name) for each in functions),
-        BODIES="\n".join(_fortran_procedure(each, name) for each in functions),
+        TYPES=more["TYPES"],
+        BOUND="\n".join(
+            [
+                *(f"    procedure :: {each.name} => do_{each.name}" for each in functions),
+                more["BOUND"],
+            ]
+        ),
+        DECLARED="\n".join(
+            [*(_fortran_interface(each, name) for each in functions), more["DECLARED"]]
+        ),
+        BODIES="\n".join([*(_fortran_procedure(each, name) for each in functions), more["BODIES"]]),
     )
 
 

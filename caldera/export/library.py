@@ -103,7 +103,7 @@ def c(
     functions = tuple(_function(each, next(iter(found.values()))) for each, found in plans.items())
     weights = WeightTable.of(model, variables)
     interface = LibraryInterface(name, functions, before.declarations(name))
-    library = Library(interface, images, weights, threads, before.source(name))
+    library = Library(interface, images, weights, threads, before)
     library.write(made)
     # Without a cross compiler this machine has none for another architecture.
     if build and (_family(targets[0]) == _family(NATIVE) or os.environ.get("CC")):

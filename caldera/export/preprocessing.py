@@ -1,4 +1,4 @@
-"""Preprocessing of a model in C: rows of a table as features, and names of classes."""
+"""Preprocessing of a model in C, C++ and Fortran: rows of a table as features, names of classes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from caldera.base.arguments import require
 from caldera.data.column import AS_IT_IS, Column
 from caldera.data.schema import names_of_classes
-from caldera.export.bindings import template
+from caldera.export.bindings import FORTRAN_TYPES, template
 from caldera.export.interface import C_TYPES, KEYWORDS
 from caldera.train.model import Model
 
 HINT = "pass preprocessing=False (--no-preprocessing) and encode the inputs in another program"
+
+
+MOST_LETTERS = 40
+"""Length of a column's name, before a number; Fortran's names have at most 63 letters."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ class Preprocessing:
         classes = names_of_classes(schema.classes, count, "export") if schema.classes else ()
         return cls(schema.columns, signature.inputs[0][1], classes)
 
+    @property
+    def width(self) -> int:
+        """Number of features of a row."""
+        return sum(len(each.features()) for each in self.columns)
+
     def fields(self) -> list[str]:
         """Return the names of the columns in C."""
         names: list[str] = []
@@ -59,7 +68,10 @@ class Preprocessing:
             name = re.sub(r"\W", "_", each.title, flags=re.ASCII).lower().strip("_") or "column"
             if name[0].isdigit() or re.fullmatch(KEYWORDS, name):
                 name = f"column_{name}"
-            names.append(name if name not in names else f"{name}_{each.position}")
+            name = name[:MOST_LETTERS]
+            while name in names:
+                name += f"_{each.position}"
+            names.append(name)
         return names
 
     def declarations(self, library: str) -> list[tuple[str, str]]:
@@ -110,6 +122,72 @@ class Preprocessing:
                 f"    return number < 0 || number >= {count} ? NULL : names[number];\n}}\n"
             )
         return "\n".join(parts)
+
+    def cpp(self, library: str) -> str:
+        """Return the members of the C++ class."""
+        parts = []
+        if self.columns:
+            x = C_TYPES[self.dtype]
+            parts.append(
+                "// Encode rows of the table as the inputs x of the network.\n"
+                f"std::vector<{x}> encode(const std::vector<{library}_row> &table) {{\n"
+                f"    std::vector<{x}> x(table.size() * {self.width});\n"
+                "    const std::int64_t rows = static_cast<std::int64_t>(table.size());\n"
+                f"    check({library}_encode(handle_, rows, table.data(), x.data()));\n"
+                "    return x;\n}\n"
+            )
+        if self.classes:
+            parts.append(
+                "// Return the name of a class, the position of an output.\n"
+                "static std::string class_name(std::int64_t number) {\n"
+                f"    const char *name = {library}_class(number);\n"
+                f'    if (name == NULL) throw Error({library}_VALUE, "no class " '
+                "+ std::to_string(number));\n"
+                "    return name;\n}\n"
+            )
+        return "\n".join(parts)
+
+    def fortran(self, library: str) -> dict[str, str]:
+        """Return the parts of the Fortran module by their marks; classes are counted from 1."""
+        parts = []
+        if self.columns:
+            parts.append(template("encode.f90", library, **self._fortran_marks()))
+        if self.classes:
+            parts.append(template("class.f90", library))
+        found = dict.fromkeys(("TYPES", "BOUND", "DECLARED", "BODIES"), "")
+        for mark, said in re.findall(r"! --- (\w+)\n(.*?)(?=! ---|\Z)", "".join(parts), re.DOTALL):
+            found[mark] += said
+        return found
+
+    def _fortran_marks(self) -> dict[str, str]:
+        fields, pointers, copies, longest = [], [], [], 1
+        for name, each in zip(self.fields(), self.columns, strict=True):
+            if each.category is None:
+                fields.append(f"    real(c_double) :: {name}")
+                pointers.append(fields[-1])
+                copies.append(f"      rows(i)%{name} = table(i)%{name}")
+                continue
+            longest = max([longest, *(len(text.encode()) for text in each.category.categories)])
+            fields.append(f"    character(len=@LONGEST@) :: {name}")
+            pointers.append(f"    type(c_ptr) :: {name}")
+            text = f"texts({sum('character' in field for field in fields)}, i)"
+            copies += [
+                f"      {text} = trim(table(i)%{name})//c_null_char",
+                f"      rows(i)%{name} = c_null_ptr",
+                f'      if (table(i)%{name} /= "") rows(i)%{name} = c_loc({text}(1:1))',
+            ]
+        kind = FORTRAN_TYPES[self.dtype]
+        # Fortran shortens a text to this length, which no category has.
+        return {
+            "FIELDS": "\n".join(fields).replace("@LONGEST@", str(longest + 1)),
+            "POINTERS": "\n".join(pointers),
+            "COPIES": "\n".join(copies),
+            "LENGTH": str(longest + 2),
+            "TEXTS": str(sum("character" in field for field in fields)),
+            "WIDTH": str(self.width),
+            "INPUT": kind,
+            "KIND": kind.split("(")[1][:-1],
+        }
 
 
 def _about(column: Column) -> str:

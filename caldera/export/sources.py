@@ -17,6 +17,7 @@ from caldera.errors import ConfigError
 from caldera.export.bindings import cpp_header, fortran_module, template
 from caldera.export.examples import c_example, cpp_example, fortran_example
 from caldera.export.interface import LibraryInterface
+from caldera.export.preprocessing import Preprocessing
 from caldera.export.tables import TargetImage, image_source, label
 from caldera.export.weights import WeightTable
 
@@ -33,8 +34,7 @@ class Library:
     images: Sequence[TargetImage]
     weights: WeightTable
     threads: int
-    preprocessing: str = ""
-    """C source of further functions."""
+    preprocessing: Preprocessing
 
     def write(self, folder: Path) -> None:
         """Write all files that need no compiler."""
@@ -45,8 +45,8 @@ class Library:
         marks = {"SOURCES": "\n            ".join(files)}
         texts = {
             f"{name}.h": self.interface.header(),
-            f"{name}.hpp": cpp_header(self.interface),
-            f"{name}.f90": fortran_module(self.interface),
+            f"{name}.hpp": cpp_header(self.interface, self.preprocessing.cpp(name)),
+            f"{name}.f90": fortran_module(self.interface, self.preprocessing.fortran(name)),
             "example.c": c_example(self.interface),
             "example.cpp": cpp_example(self.interface),
             "example.f90": fortran_example(self.interface),
@@ -94,7 +94,7 @@ class Library:
             template("runtime.c", name),
             template("weights.c", name, ENTRIES=weights.table()),
             self.interface.body(),
-            self.preprocessing,
+            self.preprocessing.source(name),
         ]
         write_file(source / f"{name}.c", "\n".join(parts))
 

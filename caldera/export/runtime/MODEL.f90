@@ -8,6 +8,7 @@ module MODEL
   private
 
 ! @CODES@
+! @TYPES@
   ! The network. A variable is used by one thread at a time; every thread may have its own.
   type, public :: MODEL_model
     private
@@ -85,11 +86,16 @@ contains
   function do_message(self) result(text)
     class(MODEL_model), intent(in) :: self
     character(len=:), allocatable :: text
+
+    text = text_of(c_message(self%handle))
+  end function
+
+  function text_of(found) result(text)
+    type(c_ptr), intent(in) :: found
+    character(len=:), allocatable :: text
     character(kind=c_char), pointer :: letters(:)
-    type(c_ptr) :: found
     integer :: i, length
 
-    found = c_message(self%handle)
     length = int(c_length(found))
     call c_f_pointer(found, letters, [length])
     allocate (character(len=length) :: text)

@@ -89,16 +89,72 @@ def test_rows_are_encoded_as_in_python(exported: tuple[cd.NeuralNetwork, Path]) 
         assert loaded.text("message") == "row 3, column class: expected a finite number, got inf"
 
 
-def test_the_header_lists_columns_and_categories(
-    exported: tuple[cd.NeuralNetwork, Path], tmp_path: Path
+IN_CPP = """\
+#include <cmath>
+#include <iostream>
+#include "wing.hpp"
+int main() {
+    caldera::wing::Model model;
+    for (float each : model.encode({{2.5, "gr\\303\\274n", 4.0}, {NAN, nullptr, 1.0}}))
+        std::cout << each << "\\n";
+    try { model.class_name(3); } catch (const caldera::wing::Error &error) {
+        std::cout << model.class_name(2) << "\\n" << error.what() << "\\n";
+    }
+}
+"""
+IN_FORTRAN = """\
+program user
+  use, intrinsic :: iso_c_binding
+  use, intrinsic :: ieee_arithmetic
+  use wing
+  implicit none
+  type(wing_model) :: model
+  real(c_float) :: x(8, 2)
+  integer :: code, i
+
+  call model%create()
+  call model%encode([wing_row(2.5d0, "grün", 4d0), &
+    wing_row(ieee_value(1d0, ieee_quiet_nan), "", 1d0)], x)
+  print '(g0)', (x(:, i), i = 1, 2)
+  print '(a)', model%class_name(3)
+  call model%encode([wing_row(1d0, "red", 1d0)], x, code)
+  print '(a,i0)', "no class 3"//model%class_name(0), code
+end program
+"""
+
+
+@pytest.mark.parametrize(
+    "language",
+    [pytest.param("cpp", marks=needs("g++")), pytest.param("f90", marks=needs("gfortran"))],
+)
+@pytest.mark.filterwarnings("ignore:table")
+def test_rows_are_encoded_in_cpp_and_fortran(
+    exported: tuple[cd.NeuralNetwork, Path], tmp_path: Path, language: str
 ) -> None:
-    folder = exported[1]
-    text = (folder / "wing.h").read_text()
+    model, folder = exported
+    (tmp_path / f"user.{language}").write_text(IN_CPP if language == "cpp" else IN_FORTRAN)
+    command = {
+        "cpp": ("g++", "-std=c++11", *WARNINGS, f"-I{folder}"),
+        "f90": ("gfortran", "-std=f2018", *WARNINGS, folder / "wing.f90"),
+    }[language]
+    given = [f"user.{language}", folder / "libwing.a", "-lm", "-lpthread", "-o", "user"]
+    run(*command, *given, folder=tmp_path)
+    *found, name, error = run(tmp_path / "user").splitlines()
+    rows = [("wing span", 2.5, None), ("colour", "grün", None), ("class", 4.0, 1.0)]
+    table = [{name: values[n] for name, *values in rows} for n in range(2)]
+    assert model.schema is not None
+    wanted = model.schema.encode(read_table(table, "test", TableFormat()), range(3), is_new=False)
+    np.testing.assert_allclose(np.array(found, "float32"), wanted.x.ravel(), rtol=1e-5)
+    assert name == model.schema.classes[2]
+    assert error == ("no class 3" if language == "cpp" else "no class 34")
+
+
+def test_the_header_lists_columns_and_categories(
+    exported: tuple[cd.NeuralNetwork, Path],
+) -> None:
+    text = (exported[1] / "wing.h").read_text()
     assert "double wing_span; /* wing span: mean" in text
     assert "const char *colour; /* colour:" in text
-    (tmp_path / "user.cpp").write_text('#include "wing.hpp"\nint main() { return 0; }\n')
-    options = ("-std=c++11", *WARNINGS, f"-I{folder}", "-fsyntax-only")
-    run("c++", *options, "user.cpp", folder=tmp_path)
 
 
 def test_parts_without_code_are_refused_by_name(tmp_path: Path) -> None:
