@@ -196,7 +196,7 @@ class Padding(Bordered):
 @register
 @dataclass(eq=False)
 class Cropping(Bordered):
-    """Sequences, images or volumes (N, C, ...) without `widths` elements at their borders.
+    """Layer that removes `widths` elements at the borders of samples (N, C, ...).
 
     `widths` is a number for both ends of every axis, or a list with a number or a pair (before,
     after) for each axis.

@@ -71,7 +71,7 @@ class Recurrence(Layer):
 
     @abstractmethod
     def step(self, x: Expr, state: tuple[Expr, ...], weights: Weights) -> tuple[Expr, ...]:
-        """Return the next state from the input's product `x` and the last state."""
+        """Return the next state; `x` is the input times `input_weight`, with its bias."""
 
     def forward(self, x: Expr, *state: Any) -> Any:
         channels = self._weights[0].input_weight.shape[0]
@@ -125,7 +125,9 @@ class RNNCell(Recurrence):
 @register
 @dataclass(eq=False)
 class LSTMCell(Recurrence):
-    """One step of `nn.LSTM`: the next (output, cell), (N, units) each, from x (N, C) and the last.
+    """One step of `nn.LSTM`: cell(x, output, cell) returns the next (output, cell).
+
+    x has shape (N, C), both states (N, units). Initial states are zeros by default.
 
     >>> from caldera import nn, op
     >>> cell = nn.LSTMCell(4)

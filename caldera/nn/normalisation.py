@@ -168,7 +168,7 @@ class InstanceNorm(Layer):
 @register
 @dataclass(eq=False)
 class RMSNorm(Layer):
-    """Each sample over its root mean square along `axis`, times learned numbers.
+    """Each sample divided by its root mean square along `axis`, times a learned scale.
 
     >>> from caldera import nn, op
     >>> nn.RMSNorm()(op.input("x", (5, 10, 64))).shape

@@ -92,7 +92,7 @@ def _inputs(samples: Any, where: str = "nn.Rescale.fit") -> np.ndarray:
 
 
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and deviation of each position along the last axis; 1 for constant positions."""
+    """Return mean and deviation of each column; constant columns have a deviation of 1."""
     axes = tuple(range(values.ndim - 1)) if values.ndim > 1 else None
     exact = values.astype(np.float64)
     mean, deviation = exact.mean(axis=axes), exact.std(axis=axes)

@@ -246,7 +246,7 @@ def _refuse_complex(node: Node) -> None:
 
 
 def called_later(layer: Layer, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Return a layer's result for every size of inputs whose sizes are open."""
+    """Return a layer's result for inputs with open sizes; it is traced again for each size."""
     now = context()
     layer.require(not now.training, "inputs of known sizes in training", "open sizes")
 

@@ -366,7 +366,7 @@ class MeanAbsolute(ElementLoss):
 @losses.register("huber")
 @dataclass(frozen=True)
 class Huber(ElementLoss):
-    """Half the squared error up to a difference of `delta`, and straight on from there.
+    """Half the squared error up to a difference of `delta`, linear with the same slope beyond it.
 
     >>> import caldera as cd
     >>> from caldera.nn.losses import Huber

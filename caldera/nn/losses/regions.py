@@ -34,7 +34,7 @@ _TINY = 1e-12
 
 
 class DelegatingLoss(Loss):
-    """Base class of losses with the targets and the meaning of another one, `inner`."""
+    """Base class of losses that have the targets and the task of another loss, `inner`."""
 
     @property
     @abstractmethod

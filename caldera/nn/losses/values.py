@@ -64,7 +64,7 @@ class MeanAbsolutePercentage(ElementLoss):
 @losses.register("msle", "mean_squared_logarithmic")
 @dataclass(frozen=True)
 class MeanSquaredLogarithmic(ElementLoss):
-    """(log(1 + prediction) - log(1 + target)) ** 2, of numbers of at least 0.
+    """(log(1 + prediction) - log(1 + target)) ** 2, for numbers >= 0.
 
     >>> import caldera as cd
     >>> from caldera.nn.losses import MeanSquaredLogarithmic
@@ -98,9 +98,10 @@ class SquaredHinge(Hinge):
 @losses.register("quantile")
 @dataclass(frozen=True)
 class Quantile(Loss):
-    """level * (target - prediction) above the prediction, (1 - level) times its size below.
+    """Pinball loss, whose minimum is the quantile `level` of the targets.
 
-    The prediction becomes that quantile of the targets (pinball loss). With several `levels`
+    It is level * (target - prediction) for targets above the prediction, and
+    (1 - level) * (prediction - target) for targets below it. With several `levels`
     predictions have one for each along their last axis, which targets do not have.
 
     >>> import caldera as cd

@@ -232,7 +232,7 @@ class MeanAbsolutePercentageError(ValueMetric, MeanMetric):
 
 
 class CentredMetric(ValueMetric):
-    """Base of metrics of squares, which are taken of differences from a centre."""
+    """Base class of metrics that sum squared differences from a centre."""
 
     _centre: ClassVar[Expr | None] = None
 

@@ -254,7 +254,7 @@ class IoU(ByClass):
 class ConfusionMatrix(ClassMetric):
     """Confusion matrix, weighted: true classes in rows, predicted classes in columns.
 
-    Several labels, each yes or no, have no such matrix: use `F1(per_class=True)`.
+    Multi-label targets have no such matrix: use `F1(per_class=True)`.
 
     >>> import caldera as cd
     >>> from caldera.nn.metrics import ConfusionMatrix

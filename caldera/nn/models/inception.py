@@ -92,8 +92,8 @@ MODULES = {
 class GoogLeNet(Layer):
     """GoogLeNet, as torchvision has it (`batch_norm`) or as in the paper.
 
-    With batch normalisation the third branch has 3 x 3 kernels where the paper has 5 x 5: so it
-    was when the public weights were made. `rescale_input` is for those weights: images normalised
+    With batch normalisation the third branch has 3 x 3 kernels where the paper has 5 x 5, as the
+    public weights require. `rescale_input` is for those weights: images normalised
     by ImageNet's statistics. With `auxiliary` heads the result is a dict: "main", and while
     training "aux1" and "aux2" (the paper weighs their losses by 0.3).
 
