@@ -353,7 +353,7 @@ class Adamax(MomentRule):
 
 
 def running_mean(weight: float | Expr, old: Expr, new: Expr) -> Expr:
-    """Return the mean so far, by its weight, and the new value by the rest."""
+    """Return the exponential moving average after `new`; `weight` is that of the old mean."""
     return weight * old + (1 - weight) * new
 
 
@@ -368,7 +368,7 @@ def _correction(beta: float, step: Expr) -> Expr | float:
 
 @optimizers.register("lars")
 class LARS(Optimizer):
-    """Momentum in which every parameter has a rate in proportion to its own length.
+    """Momentum with a learning rate per parameter, in proportion to the parameter's norm.
 
     That local rate is rate * trust * |w| / (|gradient| + weight_decay * |w|), and the rate itself
     where |w| or the divisor is 0. The decay is part of the rule: velocity = momentum * velocity +

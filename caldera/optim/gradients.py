@@ -28,7 +28,7 @@ from caldera.optim.sharding import total
 
 @dataclass(frozen=True)
 class Clip(Configurable, ABC):
-    """A bound on gradients; a new one writes `clipped`.
+    """Base class of bounds on gradients; subclasses define `clipped`.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -69,7 +69,7 @@ class ClipValue(Clip):
 @clips.register("norm")
 @dataclass(frozen=True)
 class ClipNorm(Clip):
-    """All gradients are scaled down together where their common length is above the limit.
+    """Scales all gradients by one factor if their global norm is above the limit.
 
     Gradients within the limit are left exactly as they are.
 
@@ -150,7 +150,9 @@ class Accumulation:
 
 
 class LossScale:
-    """A scale that adapts; its two numbers are variables of the training step.
+    """Adaptive scale of the loss, so that gradients in float16 neither underflow nor overflow.
+
+    The scale and the number of steps since its last change are variables of the training step.
 
     >>> import caldera as cd
     >>> from caldera import op, optim

@@ -100,7 +100,10 @@ def all_of(*conditions: Expr) -> Expr:
 
 
 def minimum_of_cubic(first: LinePoint, second: LinePoint, least: Expr, most: Expr) -> Expr:
-    """Return the minimum of the cubic through two points, within bounds; else their middle."""
+    """Return the minimum of the cubic through two points, clipped to the bounds.
+
+    A cubic without a minimum returns the midpoint of the bounds.
+    """
     inner = first.slope + second.slope
     inner = inner - 3.0 * (first.loss - second.loss) / (first.at - second.at)
     square = inner * inner - first.slope * second.slope

@@ -190,9 +190,7 @@ class Optimizer(OptimizerState, ABC):
         return float(self._rate(op.cast(self.step, "float64")))
 
     def known_rate(self) -> float | None:
-        """Return the learning rate of the next step.
-
-        None before there is anything to take steps with.
+        """Return the learning rate of the next step; None before `train` or `minimize`.
 
         >>> from caldera import optim
         >>> print(optim.SGD(0.5).known_rate())

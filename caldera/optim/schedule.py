@@ -24,10 +24,10 @@ from caldera.errors import ConfigError
 
 
 class Schedule(Configurable, ABC):
-    """A learning rate as a function of the step; one method makes a new one.
+    """Learning rate as a function of the step; subclasses define `rate`.
 
-    A step is one update of the parameters. Register a new one (`optim.schedules.register("name")`)
-    if models and checkpoints that use it are to be saved.
+    A step is one update of the parameters. Models and checkpoints can be saved only with registered
+    schedules (`optim.schedules.register("name")`).
 
     >>> import caldera as cd
     >>> from caldera import op, optim

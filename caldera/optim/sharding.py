@@ -64,7 +64,7 @@ _variable: ContextVar[Variable | None] = ContextVar("caldera_optim_variable", de
 
 @contextmanager
 def sharded_parameters(sharding: Sharding | None) -> Iterator[None]:
-    """Context manager in which some variables are parts of other variables; None if none are.
+    """Context manager in which variables are shards of other variables; None for no shards.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -125,7 +125,7 @@ def length(x: Any) -> Expr:
 
 
 def whole_of(variable: Variable) -> Variable:
-    """Return the parameter that a variable is, or is a part of.
+    """Return the whole parameter of a shard; other variables are returned unchanged.
 
     >>> from caldera import op
     >>> from caldera.optim.sharding import whole_of
