@@ -139,10 +139,10 @@ class Column:
         return int(is_far.sum()), f"{encoder.shown(low)} to {encoder.shown(high)}"
 
     def drift(self, values: Values) -> float:
-        """Return the share of values outside the 1% to 99% range of training; 0 if it is usual.
+        """Return the share of values outside the 1% to 99% range of training, or 0.
 
-        Of the training rows 2% were outside; 5% and four standard deviations more are unusual. Less
-        than 20 values are never a drift.
+        In training the share is 2%. It counts as drift above 5% plus four standard errors, and for
+        at least 20 values.
 
         >>> column = Column("width", "number", 0).trained_on(np.arange(101.0))
         >>> column.drift(np.arange(101.0)), column.drift(np.arange(101.0) + 50)

@@ -116,7 +116,7 @@ class Draw:
 class LazyDraw:
     """The numbers of a `Draw` as expressions, for batches that are made on a device.
 
-    `state` is the int64 pair (seed, epoch), `first` the place of the batch's first sample.
+    `state` is the int64 pair (seed, epoch), `first` the index of the batch's first sample.
 
     >>> import numpy as np
     >>> from caldera import data

@@ -22,7 +22,7 @@ from caldera.errors import CheckpointError, ConfigError
 
 
 class Loader:
-    """Batches of an epoch; each iteration yields one epoch, the next one the next epoch.
+    """Batches of samples; each iteration over the loader is one epoch.
 
     The order is a function of `seed` and the epoch; streams keep theirs. Ranks read consecutive
     parts of each batch; a rank's part may be empty, or one sample smaller than the largest. With

@@ -100,7 +100,7 @@ class Pipeline(Data):
 
     @property
     def is_stream(self) -> bool:
-        """True if samples arrive in sequence and have no numbers."""
+        """True if samples are read in sequence, without indices."""
         return isinstance(self.source, IterableData)
 
     def __len__(self) -> int:

@@ -335,7 +335,7 @@ class PipelineStatistics:
 
 
 def _counted(count: int, noun: str) -> str:
-    """Return a number of things.
+    """Return a count with its noun in singular or plural.
 
     >>> _counted(1, "batch"), _counted(2, "batch"), _counted(2, "worker")
     ('1 batch', '2 batches', '2 workers')

@@ -225,7 +225,7 @@ def read_idx(path: PathLike, axes: int) -> NDArray[np.uint8]:
 
 
 def map_idx(path: PathLike) -> NDArray[np.uint8]:
-    """Return the array of an IDX file of bytes; it stays in the file, unless that is compressed.
+    """Return the array of an IDX file of bytes, memory-mapped unless the file is compressed.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "labels"

@@ -68,7 +68,7 @@ class NumberEncoder:
 
     @staticmethod
     def parse(table: Table, column: int, form: NumberFormat = AS_IN_PYTHON) -> Values:
-        """Return the numbers of a column; a text that is none is refused."""
+        """Return the numbers of a column; any other text raises an error."""
         values = table.columns[column]
         if values.dtype.kind == "f":
             return values

@@ -268,7 +268,7 @@ class Reading(NamedTuple):
 
 
 def readings(texts: Sequence[str]) -> dict[str, Reading]:
-    """Return the numbers for each decimal mark with which all texts are numbers.
+    """Return the numbers of the texts by decimal mark, for the marks with which all can be read.
 
     If both marks result in the same numbers, only the point is returned.
 
@@ -378,7 +378,7 @@ def _likely_format(texts: Sequence[str]) -> NumberFormat:
 
 
 def _proven(table: Table, column: int) -> list[str]:
-    """Return the decimal mark that the texts of a column leave no doubt about."""
+    """Return the decimal mark of a column as a list, empty if its texts are ambiguous."""
     values = table.columns[column]
     found = readings(written_numbers(values)) if values.dtype == object else {}
     return [mark for mark, (form, _) in found.items() if len(found) == 1 and _has_marks(form)]

@@ -128,7 +128,7 @@ class Table:
         )
 
     def with_words(self, column: int) -> Table:
-        """Return the table with the texts of missing values in a column as values."""
+        """Return the table with a column's marks of missing values ("n/a") as ordinary texts."""
         said = self.gaps[column] if self.gaps else {}
         if not said:
             return self

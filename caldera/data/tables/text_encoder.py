@@ -47,7 +47,7 @@ class TextEncoder:
 
     @classmethod
     def fit(cls, values: Values, detail: str = "") -> Self:
-        """Learn the vocabulary of texts; a word in only a single text is not informative."""
+        """Learn the vocabulary of texts, without words that occur in a single text."""
         texts = [each for each in values if each is not None]
         counts: Counter[str] = Counter()
         if texts:

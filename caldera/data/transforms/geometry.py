@@ -179,7 +179,7 @@ class Mirror(Transform):
 
 @dataclass(frozen=True)
 class Cutout(Transform):
-    """A square of zeros in each image, its centre anywhere, so that it may stand out over the edge.
+    """Square of zeros at a random position in each image; it may cross the border.
 
     After `Normalise`, zero is the mean.
 

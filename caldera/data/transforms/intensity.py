@@ -47,7 +47,7 @@ class _Linear(Transform):
 
     @abstractmethod
     def _line(self, x: Array | Expr) -> tuple[Array, Array]:
-        """Factor and shift, in float64: single numbers, or arrays that meet the batch."""
+        """Return factor and shift in float64: scalars, or arrays that broadcast to the batch."""
 
     def __call__(self, x: Array, draw: Draw) -> Array:
         factor, shift, dtype = self._parts(x)
