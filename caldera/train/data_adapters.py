@@ -36,7 +36,7 @@ _CHANNELS = (1, 3, 4)
 
 
 def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
-    """Return inputs and targets as one, as `(x, y)` is; data that have targets stay as they are."""
+    """Return inputs and targets as one pair (x, y); data sets with targets stay unchanged."""
     if isinstance(data, Mapping) and targets is None and model.objective.losses:
         data, targets = _apart(data)
     if isinstance(data, Mapping):

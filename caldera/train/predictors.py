@@ -39,9 +39,9 @@ class Predictors(RecentPlans):
         self._last: tuple[tuple[int, ...], np.dtype[Any], Hashable] = ((), np.dtype(bool), None)
 
     def repeat(self, given: Any) -> np.ndarray | None:
-        """Return the prediction for one array like the last one, which had a plan of its size.
+        """Return the prediction for an array of the last array's shape and dtype, by its plan.
 
-        None if anything else than the numbers differs.
+        None for any other array.
         """
         shape, dtype, key = self._last
         if type(given) is not np.ndarray or given.shape != shape or given.dtype != dtype:
@@ -87,7 +87,7 @@ class Predictors(RecentPlans):
         return np.concatenate(parts)
 
     def _chosen(self, model: Model, arrays: Sequence[np.ndarray]) -> int:
-        """Return the number of samples whose largest value fits in the cache, or in GPU memory."""
+        """Return the batch size whose largest intermediate array fits in cache or GPU memory."""
         if self._element_bytes is None:
             inputs, outputs, _ = model.expressions(model.samples_traced)
             made = {each.node for each in inputs}

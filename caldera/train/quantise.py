@@ -96,7 +96,7 @@ def _quantised(layer: Layer, largest: float | None) -> Layer:
 
 
 def _largest_inputs(model: NeuralNetwork, samples: Any) -> dict[int, float]:
-    """The largest size of an element of each dense layer's input, by the layer's identity."""
+    """Return the largest absolute value of each dense layer's input, by the layer's `id`."""
     x = np.asarray(samples)
     model.ensure_built([x])
     (spec,) = model.signature.inputs[:1]

@@ -297,7 +297,7 @@ class StepGraph:
         return whole, list(zip(metrics, sums, strict=True)), list(found)
 
     def _gradients(self, outputs: Mapping[str, Expr], loss: Expr) -> Gradients:
-        """The gradients of the loss, which may be scaled, and the variables that follow them."""
+        """Return the gradients of the loss, scaled or not, with the variables that they update."""
         return self._strategy.gradients(loss, self._model.trainable(), self._values.share)
 
     def _updates(self, gradients: Gradients, fine: Expr, weight: Expr) -> list[Expr]:

@@ -254,7 +254,7 @@ class CheckpointLayout(ABC):  # noqa: B024
         return {}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:  # noqa: B027
-        """Take back what `saved` gave, perhaps of another number of ranks."""
+        """Restore the arrays of `saved`, possibly from another number of ranks."""
 
 
 class Strategy(GraphStrategy, RunHooks, CheckpointLayout):

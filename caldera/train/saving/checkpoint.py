@@ -169,7 +169,7 @@ def described(array: np.ndarray) -> dict[str, Any]:
 
 
 def nbytes(description: Any, where: str) -> int:
-    """Return the bytes of a tensor that was described."""
+    """Return the size of a tensor in bytes, from its description."""
     try:
         return size(tuple(description["shape"])) * canonical(description["dtype"]).itemsize
     except (CalderaError, KeyError, TypeError, ValueError) as problem:

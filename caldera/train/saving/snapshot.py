@@ -91,7 +91,7 @@ class Snapshot:
 def assign_all(
     variables: Mapping[str, VariableView], values: Mapping[str, np.ndarray], where: str
 ) -> None:
-    """Assign each variable the value of its name; on any mismatch raise and change none."""
+    """Assign values to variables by name; a mismatch raises an error before any assignment."""
     check_fit(variables, values, where)
     for name, variable in variables.items():
         variable.assign(values[name])
@@ -176,7 +176,7 @@ def reinitialise(model: Model) -> None:
         model.build_again()
         values = {name: each.numpy() for name, each in model_variables(model).items()}
     finally:
-        # The variables stay, with all who know them; only their values are new.
+        # Plans and optimizers refer to these variables: only their values are replaced.
         for layer, kept in books:
             vars(layer).clear()
             vars(layer).update(kept)

@@ -42,7 +42,7 @@ class Selection:
     """Validation data passed by the user."""
 
     def text(self, train: Any, validation: Any) -> str:
-        """Describe in words how test results of a data set with these parts were chosen.
+        """Describe the data by which the tested weights were chosen.
 
         >>> Selection(("val_loss",), 288, 0.2).text(None, None)
         'chosen by val_loss on 20% held out of the training data (288 samples); the test set was evaluated once'

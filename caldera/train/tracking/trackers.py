@@ -60,7 +60,7 @@ class CSVLogger(Callback):
 
 
 class _Tracker(Callback):
-    """Base class of callbacks that log to a service, where a resumed training has its old run."""
+    """Base class of callbacks that log to a service; a resumed training continues its old run."""
 
     run_id = ""
 
