@@ -259,7 +259,7 @@ def batch_norm_over_ranks(
 ) -> tuple[Expr, Expr, Expr, Expr]:
     """Return `batch_norm` for training, with mean and variance of the samples of all ranks.
 
-    x has the samples of this rank, of which there may be none. The result is (y, mean, variance,
+    x has the samples of this rank, possibly none. The result is (y, mean, variance,
     count); the count is the number of elements of a channel on all ranks along this axis of the
     mesh.
 
@@ -400,7 +400,7 @@ def _epsilon(eps: Any, name: str) -> float:
 
 
 def _with_parameters(x: Any, *parameters: Any) -> tuple[Node, ...]:
-    """x and its parameters in one dtype; half precision may keep its parameters in float32."""
+    """Return x and its parameters in one dtype; float32 parameters of half-precision x stay so."""
     node = as_float(lift(x))
     own = tuple(as_float(parameter) for parameter in lift_all(*parameters))
     if node.dtype in HALVES and own[0].dtype in (node.dtype, accumulator(node.dtype)):

@@ -52,7 +52,7 @@ def equal(a: Any, b: Any) -> Expr:
 
 
 def not_equal(a: Any, b: Any) -> Expr:
-    """Return True where two differ, as `a != b`.
+    """Return True where `a` and `b` differ, as `a != b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -186,7 +186,7 @@ def bitwise_xor(a: Any, b: Any) -> Expr:
 
 
 def bitwise_invert(x: Any) -> Expr:
-    """Exchange the bits 0 and 1, as `~x`; exchange the truth values.
+    """Return the bitwise complement of integers or the negation of booleans, as `~x`.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -287,7 +287,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Expr:
-    """Return -log of the likelihood of labels in this order at any positions in a sequence.
+    """Return the CTC loss: -log of the probability of the labels, summed over all alignments.
 
     `logits` are (samples, frames, classes); log-probabilities are logits too. `labels` are
     (samples, most labels), padded with -1, or with any values if `label_lengths` has the numbers of

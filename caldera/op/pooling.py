@@ -131,7 +131,7 @@ def max_pool1d(
     dilation: int = 1,
     ceil_mode: bool = False,
 ) -> Expr:
-    """Return the largest element of each window of sequences (N, C, L), as `op.max_pool2d` has it.
+    """Return the largest element of each window of sequences (N, C, L); see `op.max_pool2d`.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -100,7 +100,7 @@ def _padding_of_transpose(
     dilations: Shape,
     where: str,
 ) -> tuple[tuple[Pair, ...], Shape]:
-    """Return the padding and output padding as numbers, which say what size the output has."""
+    """Return the padding and output padding as numbers, which determine the size of the output."""
     rank = len(strides)
     extra = as_sizes(output_padding, rank, "output_padding", where, 0)
     if isinstance(padding, str) and padding == "same":

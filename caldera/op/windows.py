@@ -165,7 +165,7 @@ _LONGEST = {"reflect": -1, "circular": 0}
 
 
 def _extended(x: Node, axis: int, widths: tuple[int, int], mode: str) -> Node:
-    """`x` with more of itself at both ends of an axis."""
+    """Return `x`, padded at both ends of an axis with its own elements."""
     length = x.shape[axis]
     if mode not in (*_LONGEST, "replicate"):
         raise ConfigError.build(
@@ -231,9 +231,9 @@ def interpolate(
     """Return images (N, C, H, W) in another `size`, or `scale` times as large: a number, or (H, W).
 
     `mode` is "nearest", "linear" ("bilinear" is another name) or "bicubic", with PyTorch's meaning:
-    pixels are squares, whose centres are compared; with `align_corners` the centres of the corners
-    fall together. Positions outside have the value of the pixel at the border. Sequences (N, C, L)
-    and volumes (N, C, D, H, W) take "nearest" and "linear".
+    positions refer to the centres of pixels. With `align_corners` the centres of the corner pixels
+    of input and output coincide. Positions outside have the value of the pixel at the border.
+    Sequences (N, C, L) and volumes (N, C, D, H, W) take "nearest" and "linear".
 
     >>> import caldera as cd
     >>> from caldera import op
