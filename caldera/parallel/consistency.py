@@ -67,7 +67,7 @@ def check_messages(communicator: Communicator, plan: Plan) -> None:
 
 
 def messages(plan: Plan) -> list[str]:
-    """Return the messages that a plan sends, in the order in which it does, in words.
+    """Return a description of each message that a plan sends, in order.
 
     >>> import caldera as cd
     >>> from caldera.parallel.consistency import messages

@@ -188,7 +188,7 @@ class RemoteConnection(Connection):
 
 
 def replies(connections: Sequence[Connection], check: Callable[[], object]) -> list[Reply]:
-    """Wait for the answers of all servers. `check` raises if waiting has become pointless."""
+    """Wait for the replies of all servers; `check` is called while it waits, and may raise."""
     found: dict[int, Reply] = {}
     nap = _SHORT_NAP_S
     while True:

@@ -351,7 +351,7 @@ class Compression(Protocol):
         """Return the values that this rank keeps between exchanges."""
 
     def restore(self, state: State) -> None:
-        """Take up what `state` gave."""
+        """Restore the values that `state` returned."""
 
 
 def owned(compression: Compression, owner: str) -> Compression:

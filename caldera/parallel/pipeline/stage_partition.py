@@ -79,7 +79,7 @@ def boundary_values(network: TracedNetwork, stages: Stages, count: int) -> list[
 
 
 def readers(network: TracedNetwork, stages: Mapping[Node, int]) -> dict[Node, set[int]]:
-    """Return the stages that read each node that belongs to none, such as a parameter."""
+    """Return the stages that read each node without a stage, such as a parameter."""
     found: dict[Node, set[int]] = {}
     for node in reversed(topological(network.roots)):
         here = {stages[node]} if node in stages else found.get(node, set())

@@ -163,7 +163,7 @@ class StageProgram:
     # --- writing
 
     def run(self, order: Sequence[Action]) -> None:
-        """Write the actions of this stage."""
+        """Add the actions of this stage to the graph, in this order."""
         asked = self._asked(order)
         coming = next(asked, None)
         for action in order:

@@ -97,8 +97,7 @@ class CodecCost:
         return low + (high - low) * min(reached, 1.0)
 
     def cost(self, shapes: Sequence[tuple[int, ...]], ranks: int, wire: Wire) -> CollectiveCost:
-        """Return an exchange of gradients of these shapes in one message, without encoding and
-        decoding them."""
+        """Return the cost of exchanging gradients of these shapes in a message, without codecs."""
         elements = sum(map(math.prod, shapes))
         if ranks == 1 or not elements:
             return CollectiveCost()
@@ -155,7 +154,7 @@ def _sparse(
 
 
 def default_codecs(wire: Wire) -> dict[str, CodecCost]:
-    """Return the usual compressions of gradients for a link, without what encoding takes."""
+    """Return the default gradient compressors for a link, without the time of encoding."""
     made = {}
     for title, (name, arguments) in DEFAULT_COMPRESSORS.items():
         given = dict(arguments)

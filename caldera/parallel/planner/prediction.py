@@ -323,7 +323,7 @@ class TrainingWay:
 
 
 class CannotTrain(Exception):
-    """Reason for which ranks cannot share a training in one way."""
+    """Raised if a strategy cannot train the model; the message is the reason."""
 
 
 Cost = Callable[..., Prediction]

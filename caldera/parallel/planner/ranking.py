@@ -131,7 +131,7 @@ def what_if(ranking: Ranking) -> dict[str, float]:
 
 
 def build_strategy(way: TrainingWay, ranks: int, communicator: Communicator | None) -> Strategy:
-    """Return the strategy of `caldera.parallel` for a way, if there is one of that name."""
+    """Return the strategy of `caldera.parallel` for a row of the ranking."""
     name, arguments = way.maker
     if not name:
         return SingleProcessStrategy()

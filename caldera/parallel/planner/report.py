@@ -232,7 +232,7 @@ def plot(
 
 
 def scaling_charts(scaling: str, series: Sequence[Ranking]) -> list[LineChart]:
-    """Time a step and speed-up, with a line for the best of each family."""
+    """Return charts of time per step and speed-up, with a line for the best of each family."""
     times: dict[str, list[tuple[float, float]]] = {}
     gains: dict[str, list[tuple[float, float]]] = {}
     for ranking in series:

@@ -155,7 +155,7 @@ class Hybrid(DataParallel):
         return [share if self.samples == "data" else self._of_group(share)]
 
     def _of_group(self, share: Share) -> Share:
-        """Return the samples of all ranks along "model"."""
+        """Return the share of samples that the ranks of one group along "model" read in common."""
         data, groups = self.mesh.coordinates["data"], self.mesh.shape["data"]
         everyone = self.communicator.size
         return Share.of(share.start, share.count, share.size, data, groups, parts=everyone)
