@@ -313,7 +313,7 @@ def leaf_of(handle: Handle) -> Node:
 
 
 def put(values: np.ndarray, layout: ShardLayout, session: Session | None = None) -> Array:
-    """Return an array with these values, which are here, in a layout."""
+    """Return a distributed array with the values of a local one."""
     return Array(leaf_of((session or current()).put(values, layout)))
 
 

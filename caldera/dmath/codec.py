@@ -43,7 +43,7 @@ RECORDS: dict[str, Any] = {
 
 
 def register(kind: type) -> type:
-    """Let a frozen dataclass be sent."""
+    """Register a frozen dataclass as a type that messages may contain."""
     RECORDS[kind.__name__] = kind
     return kind
 
@@ -227,7 +227,7 @@ class _Reader:
             self.leaves.append(symbol)
 
     def outputs(self, written: list[Any], numbers: list[int]) -> list[Node]:
-        """Return the nodes with these numbers of all that were written in order."""
+        """Decode nodes that were encoded in order; return the nodes with these indices."""
         nodes: list[Node] = []
         for name, inputs, attrs in written:
             nodes.append(self.node(name, inputs, attrs, nodes))

@@ -119,7 +119,7 @@ def _place(on: Any, interface: str | None, threads: int | None, started: int) ->
 
 
 def _on(place: Place, ranks: int, interface: str | None) -> Session:
-    """Return a session with workers on a cluster, which tell their processes and machines."""
+    """Return a session with workers on a cluster, named by process and machine in messages."""
     team = PlaceTeam(place, ranks, interface or "")
     master = Master(team)
     team.introduce(master.call("process_name"))

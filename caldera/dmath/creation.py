@@ -232,8 +232,8 @@ def from_dask(values: Any, layout: Where = None) -> Array:
 def from_pandas(frame: Any, layout: Where = None, dtype: Any = None) -> Array:
     """Return a matrix from the numbers of a frame of pandas, or a vector from a series.
 
-    Columns of different kinds meet in one dtype, as NumPy has them meet, unless one is given; texts
-    and other objects are refused.
+    Columns of different dtypes are promoted to one by NumPy's rules, unless `dtype` is given. Texts
+    and other objects raise an error.
 
     >>> from caldera import dmath as dm
     >>> import pandas                                                   # doctest: +SKIP

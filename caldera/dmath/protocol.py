@@ -182,8 +182,7 @@ def nbytes(rank: Rank) -> int:
 
 @service
 def moved(rank: Rank) -> tuple[int, int, int]:
-    """Return messages and bytes that a rank has sent to others, and bytes it has received; along
-    the rows and columns of grids too."""
+    """Return the messages sent, bytes sent and bytes received by a rank, with those along grids."""
     every = {rank.communicator}
     for grid in grids_of(rank.communicator):
         every |= {grid.along_layers, grid.along_column, grid.along_row}

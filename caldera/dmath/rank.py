@@ -41,7 +41,7 @@ DEFAULT_BYTES = 256 << 20
 @register
 @dataclass(frozen=True)
 class View:
-    """An array as a program needs it: from the layout it has to another, in a dtype."""
+    """Redistribution that a program requires of an array: both layouts, and the dtype."""
 
     source: ShardLayout
     target: ShardLayout
@@ -69,7 +69,7 @@ class _Kept:
     request: Request | None = None
 
     def finish(self) -> None:
-        """Wait until it is there, if it is still on its way."""
+        """Wait for the transfer of the array, if it has not finished."""
         if self.request is not None:
             self.request.wait()
             self.request = None
@@ -375,7 +375,7 @@ class Rank:
         return found
 
     def fetch(self, number: int, view: View, wait: bool) -> None:
-        """Begin to bring an array to another layout; who needs it there waits for the rest."""
+        """Start to move an array to another layout; programs that read it wait for the end."""
         self.cache.begin(number, view, self.part(number).numpy(), wait)
 
     def free(self, numbers: Iterable[int]) -> None:

@@ -113,7 +113,7 @@ class Session(ABC):
     # --- what programs ask for
 
     def put(self, array: np.ndarray, layout: ShardLayout) -> Handle:
-        """Return an array whose parts are on ranks, from one that is here."""
+        """Send the parts of a local array to their ranks, and return its handle."""
         check_shape("put", layout.shape, array.shape)
         spec = Spec(array.shape, canonical(array.dtype))
         return self.put_parts(spec, layout, lambda rank: layout.part_of(array, rank))
@@ -228,7 +228,7 @@ class Session(ABC):
         self._forgotten.append(number)
 
     def close(self) -> None:
-        """End: arrays are gone, and workers with them."""
+        """Close the session, free its arrays and stop its workers."""
         self._is_open = False
 
     @property

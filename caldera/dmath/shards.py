@@ -52,7 +52,7 @@ class FileArray(NamedTuple):
 
 
 def open_source(path: str, dataset: str = "") -> FileArray:
-    """Return the array of a file, which stays there.
+    """Return the array of a file, without reading its values.
 
     `dataset` is its name where a file has several.
 

@@ -124,7 +124,7 @@ def unknown(what: str) -> ConfigError:
 
 
 def refused(name: str, error: Exception) -> CalderaError:
-    """Return the error about arguments that NumPy refuses, in NumPy's words."""
+    """Return Caldera's error for arguments that NumPy rejects, with NumPy's message."""
     kind: type[CalderaError] = ConfigError
     if isinstance(error, TypeError):
         kind = DtypeError
@@ -275,7 +275,7 @@ def _own(made: Any) -> Any:
 
 
 def _as_numpys(made: Any, like: Any) -> Any:
-    """Return results in the dtypes and the kind of tuple of NumPy's answer."""
+    """Convert results to the dtypes and the type of tuple of NumPy's result `like`."""
     if isinstance(made, list | tuple):
         several = [_as_numpys(each, own) for each, own in zip(made, like, strict=True)]
         return type(like)(*several) if hasattr(like, "_fields") else type(like)(several)

@@ -26,7 +26,7 @@ def _inner(a: Any, b: Any) -> Any:
 
 
 def _summed(a: Any, b: Any, first: tuple[int, ...], second: tuple[int, ...]) -> Any:
-    """Return products summed over axes of equal sizes; of size 1 too, which `op` would repeat."""
+    """Return products summed over pairs of axes; unlike in `op`, size 1 does not broadcast."""
     sizes = [a.shape[i] for i in first], [b.shape[i] for i in second]
     if sizes[0] != sizes[1]:
         raise ShapeError.build(

@@ -219,7 +219,7 @@ def apply_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: Mapping
 
 
 def _operand(value: Any) -> Any:
-    """Arrays and Python's numbers as they are; anything else as an array of its dtype."""
+    """Return distributed arrays and Python numbers unchanged, and other values as arrays."""
     if isinstance(value, Expr) or type(value) in (int, float, complex):
         return value
     return Expr(lift(value)) if isinstance(value, Tensor) else np.asarray(value)
