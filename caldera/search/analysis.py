@@ -93,7 +93,7 @@ def codes(values: Sequence[object]) -> np.ndarray:
     """
     there = {value for value in values if value is not None}
     numeric = all(isinstance(value, int | float) for value in there)
-    # Trees ask only for the order, so places do as well as logarithms.
+    # Trees use only the order of values, which logarithms do not change.
     order = sorted(there) if numeric else sorted(there, key=str)  # type: ignore[type-var]
     place = {value: float(index) for index, value in enumerate(order)}
     return np.array([place.get(value, -1.0) for value in values])

@@ -130,7 +130,7 @@ class Method(Configurable):
         return False
 
     def restore(self) -> None:
-        """Catch up with `self.trials`, in a study that is resumed."""
+        """Rebuild the state of the method from the trials of a resumed study."""
         for trial in self.told():
             self.tell(trial)
 

@@ -143,7 +143,7 @@ class Journal:
                 self._follow(line)
 
     def _is_next(self, line: bytes) -> bool:
-        """Return True if a line has a checksum, which is right."""
+        """Return True if a line ends with its correct checksum."""
         claimed = _CHECKED.fullmatch(line[-_CHECK_BYTES:])
         own = _joined(self._chain, line[:-_CHECK_BYTES]).hex().encode()
         return claimed is not None and claimed[1] == own
@@ -206,7 +206,7 @@ class Locks(ABC):
 
     @abstractmethod
     def release(self, name: str) -> None:
-        """Let others have it."""
+        """Release the lock."""
 
     @abstractmethod
     def is_held(self, name: str) -> bool:

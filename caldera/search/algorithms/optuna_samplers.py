@@ -101,9 +101,9 @@ class OptunaMethod(Method, ABC):
         return values, distributions
 
     def _distribution(self, dimension: Dimension) -> Any:
-        """Return Optuna's distribution of a dimension, which counts steps as integers.
+        """Return Optuna's distribution of a dimension; of step indices if it has steps.
 
-        Integers make a stored value equal to the suggested one.
+        Integers are stored exactly, so a resumed study reads the suggested value.
         """
         if _has_steps(dimension):
             return self._optuna.distributions.IntDistribution(0, dimension.steps)

@@ -111,7 +111,7 @@ class WorkerPool(ABC):
 
     @property
     def size(self) -> int:
-        """The number of workers that there are meant to be."""
+        """Intended number of workers, connected or not."""
         return len(self.members)
 
     @property
