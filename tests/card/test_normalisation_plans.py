@@ -40,6 +40,16 @@ def places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(strides, "_FEW", 0)
 
 
+def test_a_network_of_sequences(card: Device) -> None:
+    def loss(x: Any, w: Any, scale: Any, shift: Any, v: Any) -> Any:
+        y = op.conv1d(x, w, padding=(2, 0), dilation=2)
+        value, gate = op.split(op.relu(op.batch_norm(y, scale, shift, eps=1e-3)[0]), 2, axis=1)
+        return op.mean(op.square(x + op.conv1d(op.tanh(value) * op.sigmoid(gate), v)))
+
+    shapes = {"x": (3, 4, 9), "w": (8, 4, 2), "scale": (8,), "shift": (8,), "v": (4, 4, 1)}
+    _check(card, loss, {name: numbers(*shape) for name, shape in shapes.items()})
+
+
 def test_a_network_of_images(card: Device, places: None) -> None:
     labels = np.array([0, 3, 1])
 

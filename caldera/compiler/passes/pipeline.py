@@ -17,6 +17,7 @@ from caldera.compiler.passes.redundancy import eliminate_dead_code, hoist
 from caldera.compiler.passes.relu import pool_first, relu_mask
 from caldera.compiler.passes.reshapes import packed_attention, row_products
 from caldera.compiler.passes.residual_norm import residual_norm, rounded_results
+from caldera.compiler.passes.sequences import sequences
 from caldera.compiler.passes.weight_updates import update_product, update_rows
 from caldera.core.graph import Body, Node, Program, rewrite
 from caldera.core.graph.ops.attention import attention_backward_packed
@@ -28,6 +29,7 @@ NAMES = (
     "losses",
     "fold",
     "simplify",
+    "sequences",
     "row_products",
     "pool_first",
     "epilogue",
@@ -118,6 +120,7 @@ def passes(
         # Before complex numbers are parts: their arithmetic keeps its precision.
         ("precision", lambda program: lower_precision(program, precision)),
         ("complex", complex_parts),
+        ("sequences", sequences),
         ("algebra", algebra),
         ("row_products", row_products),
         ("pool_first", pool_first),

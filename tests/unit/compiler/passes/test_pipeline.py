@@ -41,6 +41,7 @@ def everything() -> list[Expr]:
     loss = op.sum(op.log(op.softmax(rows)))
     last, _ = op.scan(lambda h, x: (op.tanh(h @ w + x), h), op.reshape(b, (1, 3)), x)
     images = op.conv2d(op.reshape(x, (1, 3, 2, 2)), op.reshape(w, (3, 3, 1, 1)))
+    sequence = op.exp(op.conv1d(op.reshape(x, (1, 3, 4)), op.reshape(w, (3, 3, 1))))
     # A product of zeros, so that the variable stays what it is from run to run.
     v = op.var("v", (3, 3), fill=cd.uniform(-1, 1), dtype="float64")
     zeros = op.var("zeros", (3, 3), fill=cd.constant(0.0), dtype="float64")
@@ -57,7 +58,7 @@ def everything() -> list[Expr]:
     filters = op.reshape(zeros + np.eye(3), (3, 3, 1, 1))
     convolved = op.conv2d(op.reshape(op.cast(x, "float64"), (1, 3, 2, 2)), filters)
     normal = op.batch_norm(convolved, np.ones(3), np.zeros(3))[0]
-    made = [loss, op.grad(loss, b), last, images, update, scaled, pooled, layer, named]
+    made = [loss, op.grad(loss, b), last, images, update, scaled, pooled, layer, named, sequence]
     return [*made, rows_only, block, rising, normal]
 
 
