@@ -6,7 +6,7 @@ select with the same random numbers, so no indices are sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, prod
 from typing import Unpack
@@ -18,6 +18,10 @@ from caldera.compress.compressor import Compressor, CompressorOptions, RandomStr
 from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.philox import normal, random_bits
 from caldera.errors import ConfigError
+
+_BLOCK_BYTES = 1 << 17
+"""Bytes of the rows that PowerSGD decodes at a time: the system maps larger buffers anew each time,
+and a page fault costs more than the product of a page."""
 
 
 @compressors.register("power_sgd")
@@ -53,22 +57,34 @@ class PowerSGD(Compressor):
     ) -> None:
         thin = {name: g for name, g in gradients.items() if self._is_smaller(g.shape)}
         plain = [gradient for name, gradient in gradients.items() if name not in thin]
-        matrices = [self._accumulated(name, gradient) for name, gradient in thin.items()]
-        rights = [self._right(n, m, random_stream) for n, m in zip(thin, matrices, strict=True)]
-        lefts = [m @ right for m, right in zip(matrices, rights, strict=True)]
+        matrices = [self._residual(name, gradient) for name, gradient in thin.items()]
+        lefts = []
+        for (name, gradient), matrix in zip(thin.items(), matrices, strict=True):
+            right = self._right(name, matrix, random_stream)
+            left = np.empty((len(matrix), self.rank), matrix.dtype)
+            added = gradient.reshape(matrix.shape)
+            for rows in _row_blocks(matrix):
+                matrix[rows] += added[rows]
+                np.matmul(matrix[rows], right, out=left[rows])
+            lefts.append(left)
         sums = _sum_together([*lefts, *plain], communicator)
         for gradient, total in zip(plain, sums[len(thin) :], strict=True):
             gradient[...] = self._scaled(total, communicator.size)
         bases = [np.linalg.qr(_finite(left))[0] for left in sums[: len(thin)]]
-        own = [m.T @ basis for m, basis in zip(matrices, bases, strict=True)]
+        own = [basis.T @ m for m, basis in zip(matrices, bases, strict=True)]
+        totals = _sum_together(own, communicator)
+        # A matrix with an infinity or a nan makes its factors non-finite, on all ranks.
+        clean = all(np.isfinite(each).all() for each in (*sums[: len(thin)], *totals))
         for name, matrix, basis, sent, total in zip(
-            thin, matrices, bases, own, _sum_together(own, communicator), strict=True
+            thin, matrices, bases, own, totals, strict=True
         ):
-            matrix -= basis @ sent.T
-            matrix[...] = _finite(matrix)
-            self._kept.put("factor", name, _finite(total))
-            whole = self._scaled(basis @ total.T, communicator.size)
-            thin[name][...] = whole.reshape(thin[name].shape)
+            self._kept.put("factor", name, _finite(total).T.copy())
+            whole = thin[name].reshape(matrix.shape)
+            for rows in _row_blocks(matrix):
+                matrix[rows] -= basis[rows] @ sent
+                whole[rows] = self._scaled(basis[rows] @ total, communicator.size)
+            if not clean:
+                matrix[...] = _finite(matrix)
 
     def summed_elements(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
         """Return the numbers of elements of the first and second sum for gradients of these shapes.
@@ -87,10 +103,9 @@ class PowerSGD(Compressor):
         rows, columns = shape[0], prod(shape[1:])
         return (rows + columns) * self.rank < rows * columns
 
-    def _accumulated(self, name: str, gradient: np.ndarray) -> np.ndarray:
-        """Return the parameter's residual with this gradient added, as a matrix."""
+    def _residual(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        """Return the parameter's residual as a matrix."""
         residual = self._kept.like("residual", name, gradient)
-        residual += gradient.reshape(-1)
         return residual.reshape(gradient.shape[0], -1)
 
     def _right(self, name: str, matrix: np.ndarray, random_stream: RandomStream) -> np.ndarray:
@@ -114,6 +129,13 @@ def _sum_together(arrays: Sequence[np.ndarray], communicator: Communicator) -> l
     communicator.Allreduce(buffer, buffer)
     parts = np.split(buffer, np.cumsum([array.size for array in arrays])[:-1])
     return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)]
+
+
+def _row_blocks(matrix: np.ndarray) -> Iterator[slice]:
+    """Yield slices of rows whose products stay in the cache and in memory that is reused."""
+    step = max(1, _BLOCK_BYTES // max(1, matrix[0].nbytes))
+    for begin in range(0, len(matrix), step):
+        yield slice(begin, begin + step)
 
 
 def _finite(array: np.ndarray) -> np.ndarray:
