@@ -1,7 +1,7 @@
 """Training on 2 to 16 ranks beside PyTorch's DDP, FSDP and pipelines, by turns in one run.
 
     python benchmarks/distributed/ranks_torch.py --torch PYTHON [--quick] [--ranks 2,4,8,16]
-        [--links 1gbit,100mbit] [--out ranks-$(uname -m).md]
+        [--links memory,1gbit,100mbit] [--out ranks-$(uname -m).md]
 
 The seed's MLP, ResNet-20 and a small GPT learn the same batch of all ranks together, from the same
 weights, by SGD with momentum: `DataParallel()` beside DDP, `Sharded(3)` beside `fully_shard`,
@@ -11,10 +11,10 @@ MPI, PyTorch (the Python of `--torch`, which needs NumPy as well) under torchrun
 its share of the cores and computes with one thread. Both jobs live at the same time, and one sleeps
 while the other computes; a time is the median over turns of a turn's mean step.
 
-Without `--links` messages take the fastest way within the machine. Links of a rate (see links.py)
-take root, `ip` and `tc`. `--quick` takes less than 8 minutes: cases for which no time is left are
-named. Batch normalisation differs: Caldera's statistics are of the whole batch, those of DDP and
-FSDP of a rank's part.
+On the link `memory`, the default, messages take the fastest way within the machine. Links of a rate
+(see links.py) take root, `ip` and `tc`. `--quick` takes less than 8 minutes: cases for which no
+time is left are named. Batch normalisation differs: Caldera's statistics are of the whole batch,
+those of DDP and FSDP of a rank's part.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ HERE = Path(__file__).parent
 FRAMEWORKS = ("Caldera", "PyTorch")
 NETWORKS = ("mlp", "resnet20", "gpt")
 STRATEGIES = ("data", "sharded", "pipeline", "powersgd", "bf16")
+MEMORY = "memory"
 QUICK_S = 420.0
 CASE_S = 150.0
 """Seconds after which a turn counts as stuck."""
@@ -189,7 +190,7 @@ def on_ranks(
 ) -> list[Row]:
     """Measure all cases on a number of ranks, until a time."""
     rows = []
-    made = Links(ranks, link) if link != "memory" else nullcontext()
+    made = Links(ranks, link) if link != MEMORY else nullcontext()
     with tempfile.TemporaryDirectory() as name, made as links:
         folder = Path(name)
         for network in {case.network for case in cases}:
@@ -275,7 +276,7 @@ def main() -> None:
     options.add_argument("--ranks", default="2,4,8,16")
     options.add_argument("--networks", default=",".join(NETWORKS))
     options.add_argument("--strategies", default=",".join(STRATEGIES))
-    options.add_argument("--links", default="", help="1gbit,100mbit: as well as shared memory")
+    options.add_argument("--links", default=MEMORY, help="of memory,1gbit,100mbit")
     options.add_argument("--turns", type=int, default=5)
     options.add_argument("--steps", type=int, default=8, help="of a turn")
     options.add_argument("--quick", action="store_true", help="two short turns, under 8 minutes")
@@ -290,11 +291,11 @@ def main() -> None:
         # Compression pays where there are many parameters for the work.
         if strategy not in ("powersgd", "bf16") or network == "mlp"
     ]
-    links = ["memory", *(given.links.split(",") if given.links else [])]
-    lacks = missing() if given.links else ""
+    links = given.links.split(",")
+    lacks = missing() if set(links) - {MEMORY} else ""
     if lacks:
         print(f"no links: {lacks}", flush=True)
-        links = links[:1]
+        links = [MEMORY]
     settings = [(int(ranks), link) for link in links for ranks in given.ranks.split(",")]
     rows: list[Row] = []
     for left, (ranks, link) in zip(range(len(settings), 0, -1), settings, strict=True):

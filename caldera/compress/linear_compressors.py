@@ -20,8 +20,7 @@ from caldera.core.tensor.philox import normal, random_bits
 from caldera.errors import ConfigError
 
 _BLOCK_BYTES = 1 << 17
-"""Bytes of the rows that PowerSGD decodes at a time: the system maps larger buffers anew each time,
-and a page fault costs more than the product of a page."""
+"""Bytes of the rows that PowerSGD processes at a time, so that they stay in the cache."""
 
 
 @compressors.register("power_sgd")
@@ -132,7 +131,7 @@ def _sum_together(arrays: Sequence[np.ndarray], communicator: Communicator) -> l
 
 
 def _row_blocks(matrix: np.ndarray) -> Iterator[slice]:
-    """Yield slices of rows whose products stay in the cache and in memory that is reused."""
+    """Yield slices of rows, of `_BLOCK_BYTES` each."""
     step = max(1, _BLOCK_BYTES // max(1, matrix[0].nbytes))
     for begin in range(0, len(matrix), step):
         yield slice(begin, begin + step)
