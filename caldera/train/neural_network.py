@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -54,6 +54,7 @@ class NeuralNetwork(Model):
         layers: Layers in the order of the forward pass; `nn.Input` has the shape of a sample.
         loss: Name of a loss, object of `nn.losses`, or function of predictions and targets.
         optimizer: Name of an optimizer, or object of `optim`.
+        params: Settings in a dict, as `**settings`.
         **settings: `learning_rate`, `batch_size`, `epochs`, `metrics`, `precision`, `device`,
             `seed` and further settings of `Model`.
 
@@ -74,9 +75,10 @@ class NeuralNetwork(Model):
         layers: Sequence[Layer],
         loss: GivenLoss = "cross_entropy",
         optimizer: str | Optimizer = "adam",
+        params: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(loss=loss, optimizer=optimizer, **settings)
+        super().__init__(loss=loss, optimizer=optimizer, **{**(params or {}), **settings})
         if not isinstance(layers, Sequence) or isinstance(layers, str) or not layers:
             raise ConfigError.build(
                 "NeuralNetwork",

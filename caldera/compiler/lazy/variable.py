@@ -59,7 +59,7 @@ class Variable(Expr):
                 f"variable {self.name}",
                 expected=f"shape {self.shape}",
                 got=f"{array.shape}",
-                hint="reshape the value; a variable keeps its shape",
+                hint="reshape the value, or give op.var its shape; a variable keeps it",
             )
         self.tensor[...] = array
 
@@ -96,7 +96,7 @@ class Variable(Expr):
 
 def var(
     name: str,
-    shape: int | Sequence[int],
+    shape: int | Sequence[int] | None = None,
     fill: Any = None,
     dtype: Any = "float32",
     *,
@@ -105,11 +105,15 @@ def var(
 ) -> Variable:
     """A variable: `fill` is a filler, a number or an array (zeros if none is given).
 
+    Without a shape it has the shape of an array `fill`, or else it is a single number.
+
     >>> import caldera as cd
     >>> from caldera import op
     >>> op.var("W", (2, 2), fill=cd.identity()).numpy().tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
+    if shape is None:
+        shape = np.shape(fill) if isinstance(fill, np.ndarray | Tensor | Sequence) else ()
     tensor = Tensor(shape, fill=fill, dtype=dtype, kind=kind, device=device, name=name)
     return Variable.of(name, tensor)
 

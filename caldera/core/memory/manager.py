@@ -20,7 +20,8 @@ from caldera.errors import ConfigError, DeviceError, DtypeError, ShapeError
 class MemoryManager(CoherentMemory):
     """Memory for `size` numbers of a dtype and memory kind, on a device.
 
-    Memory is allocated on first use and not cleared. `copies` counts its transfers.
+    Memory is allocated on first use and not cleared. `copies` counts its transfers. The kind may
+    directly follow the size: `MemoryManager(20, cd.MANAGED, 0)`.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -36,10 +37,12 @@ class MemoryManager(CoherentMemory):
         self,
         size: int,
         dtype: Any = "float32",
-        kind: Kind = MANAGED,
+        kind: Kind | Any = MANAGED,
         device: Device | str | int | None = None,
         owner: str = "",
     ) -> None:
+        if type(dtype) is Kind:
+            dtype, kind, device = "float32", dtype, device if type(kind) is Kind else kind
         if type(kind) is not Kind:
             raise ConfigError.build(
                 "MemoryManager",

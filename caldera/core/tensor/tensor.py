@@ -43,10 +43,11 @@ DeviceSpec = Device | str | int | None
 class Tensor(StridedArray, ScalarConversions):
     """Array of numbers of one dtype.
 
-    `fill` is a filler, a number, or an array of this shape; the default is zeros.
+    `fill` is a filler, a number, or an array of this shape; the default is zeros. The kind of
+    memory may directly follow the shape or the filler.
 
     >>> import caldera as cd
-    >>> t = cd.Tensor((2, 3), fill=cd.constant(1))
+    >>> t = cd.Tensor((2, 3), cd.constant(1), cd.MANAGED)
     >>> t[1, -1] = 8.0
     >>> t[1]
     Tensor([1., 1., 8.], shape=(3,), dtype=float32, kind=MANAGED, device=cpu)
@@ -63,11 +64,17 @@ class Tensor(StridedArray, ScalarConversions):
         shape: int | Sequence[int],
         fill: object = None,
         dtype: object = "float32",
-        kind: Kind = MANAGED,
+        kind: Kind | Any = MANAGED,
         device: DeviceSpec = None,
         name: str = "",
     ) -> None:
         sizes = as_shape(shape, "Tensor")
+        if type(fill) is Kind:
+            fill, kind = None, fill
+            if type(dtype) is int:
+                dtype, device = "float32", dtype
+        elif type(dtype) is Kind:
+            dtype, kind, device = "float32", dtype, device if type(kind) is Kind else kind
         self._dtype = canonical(dtype)
         self._layout = StridedView(sizes, row_major_strides(sizes), 0)
         self._memory = MemoryManager(size(sizes), self._dtype, kind, device, owner=name)

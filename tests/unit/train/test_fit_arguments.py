@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera import nn, op
+from caldera import nn, op, optim
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.train.sample_weights import SampleWeights
 from tests.unit.train.small import points
@@ -267,6 +267,23 @@ def test_a_function_may_be_the_loss(tmp_path: Path) -> None:
 def test_the_loss_and_the_optimizer_follow_the_layers() -> None:
     model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(2)], "mse", "sgd", batch_size=4)
     assert (type(model.loss).__name__, type(model.optimizer).__name__) == ("MeanSquared", "SGD")
+
+
+def test_the_reference_papers_calls_work_by_position() -> None:
+    settings = {"batch_size": 4, "epochs": 2, "learning_rate": 0.5}
+    model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(2)], "mse", "sgd", settings)
+    assert (model.batch_size, model.epochs, model.optimizer._given_rate) == (4, 2, 0.5)
+    for memory in (cd.MemoryManager(20, cd.HOST, 0), cd.MemoryManager(20, cd.HOST, device=0)):
+        assert (memory.size, memory.kind, memory.dtype.name) == (20, cd.HOST, "float32")
+    numbers = cd.Tensor((2, 3), cd.uniform(-1, 1), cd.DEVICE, "loopback")
+    assert (numbers.kind, numbers.device.name) == (cd.DEVICE, "loopback:0")
+    assert cd.Tensor((2, 3), cd.HOST, 0).kind is cd.HOST
+    assert cd.Tensor((2, 3), cd.HOST, dtype="float64").dtype == "float64"
+    x, c = op.var("x"), op.var("c", fill=-2.0)
+    assert optim.GradientDescent(0.05).minimize(op.add(op.pow(x, 2), c), [x]).value == -2.0
+    assert op.var("w", fill=[[1.0, 2.0]]).shape == (1, 2)
+    with pytest.raises(CalderaError, match="got \\(3,\\); reshape the value, or give op.var its"):
+        x.assign(np.ones(3))
 
 
 def test_balanced_classes_count_the_same() -> None:
