@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,8 @@ def as_data(value: Any) -> Data | IterableData:
     """Convert any object with samples to data.
 
     - `Data`, or the path of files (see `data.source`);
-    - arrays: x, `(x, y)`, or a dict of arrays, in which the target is called y, label or target;
+    - arrays: x, `(x, y)`, several inputs as `(a, b, y)` or `((a, b), y)`, or a dict of arrays, in
+      which the target is called y, label or target;
     - a list of pairs `[(x, y), ...]`, or any object with a length and `[number]`, such as a
       `Dataset` of PyTorch (see `ItemData`);
     - a `DataLoader` of PyTorch, which yields batches, or any other iterable or generator, which
@@ -109,6 +110,8 @@ def as_data(value: Any) -> Data | IterableData:
     >>> from caldera import data
     >>> data.as_data((np.zeros((3, 2)), [0, 1, 1]))
     ArrayData(3 samples, shape (2,), float64)
+    >>> len(data.as_data(((np.zeros((3, 2)), np.zeros((3, 4))), [0, 1, 1])).batch([0]))
+    3
     >>> data.as_data([(np.zeros(2), 0), (np.ones(2), 1)])
     ArrayData(2 samples, shape (2,), float64)
     """
@@ -120,8 +123,10 @@ def as_data(value: Any) -> Data | IterableData:
         value = tuple(values_in_order(value, "data.as_data"))
     if isinstance(value, list) and _are_pairs(value):
         value = tuple(list(column) for column in zip(*value, strict=True))
-    if isinstance(value, tuple | list):
-        return _of_arrays(*value) if isinstance(value, tuple) else _of_arrays(value)
+    if isinstance(value, tuple):
+        return _of_arrays(*_without_groups(value))
+    if isinstance(value, list):
+        return _of_arrays(value)
     if isinstance(value, np.ndarray) or hasattr(value, "detach"):
         return ArrayData(array_of_item(value, "data.as_data"))
     if is_data_loader(value):
@@ -137,6 +142,17 @@ def as_data(value: Any) -> Data | IterableData:
     ):
         return IterableData(value)
     return ArrayData(array)
+
+
+def _without_groups(parts: tuple[Any, ...]) -> Iterator[Any]:
+    """Return the arrays of ((a, b), y) in order; tuples of samples stay whole."""
+    count = len(parts[-1]) if parts and isinstance(parts[-1], Sized) else -1
+    for part in parts:
+        is_group = isinstance(part, tuple) and 0 < len(part) != count
+        if is_group and all(isinstance(a, np.ndarray) and a.ndim and len(a) == count for a in part):
+            yield from part
+        else:
+            yield part
 
 
 def _of_arrays(*parts: Any) -> Data:
