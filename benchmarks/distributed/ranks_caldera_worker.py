@@ -101,4 +101,5 @@ def main(folder: Path, first: int, cases: list[shared.RanksCase]) -> None:
 
 
 if __name__ == "__main__":
+    shared.take_session()
     main(Path(sys.argv[1]), int(sys.argv[2]), shared.from_json(sys.argv[3]))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sys
 import time
 from array import array
 from collections.abc import Sequence
@@ -137,6 +139,21 @@ class TurnClock:
         """Give the mean loss of all steps."""
         if self._is_first:
             self._turns.done(self._index, self._case.turns + 1, loss)
+
+
+def take_session() -> None:
+    """Continue in a child process with a session of its own, unless this process leads one.
+
+    torchrun gives each rank a session, and mpiexec does not. On a busy machine the Linux kernel
+    divides the cores among sessions, whatever their number of processes.
+    """
+    if os.getsid(0) == os.getpid():
+        return
+    child = os.fork()
+    if child:
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os.setsid()
 
 
 def take_cores(rank: int, ranks: int) -> None:
