@@ -5,8 +5,9 @@
 
 A grid of 1,000 trials runs on three workers, one of which is killed whenever all three run trials:
 so kills are further apart than a worker's start. A trial waits more than it computes, and its
-values are known. Longer trials leave time for more kills. Then products of random matrices on three workers are compared with NumPy's, and
-a worker of each session is killed while it computes. One JSON line for each part.
+values are known; longer trials (`--seconds`) leave time for more kills. Then products of random
+matrices on three workers are compared with NumPy's, and a worker of each session is killed while it
+computes (not with `--checks 0`). One JSON line for each part.
 """
 
 from __future__ import annotations
