@@ -129,7 +129,7 @@ def test_passes_left_out_and_workspaces_take_part_beside_the_usual_step() -> Non
     ("flags", "words"),
     [
         (("--without", "fusion"), "--without.*fuse"),
-        (("--workspace", "8,-1"), "--workspace.*at least 0"),
+        (("--workspace", "8,-1"), "--workspace.*>= 0"),
         (("--device", "cuda", "--workspace", "8"), "--workspace.*--device cpu"),
     ],
 )
