@@ -11,6 +11,7 @@ import json
 import os
 import queue
 import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -223,6 +224,40 @@ def _speed(_: Names) -> str:
     return picture(_WIDTH, height, *parts, font_family=SANS, role="img", aria_label=label)
 
 
+KERNEL_TIMES = RESULTS.with_name("cost-model-resnet20-x86_64.json")
+_OPS = {"conv2d": "", "conv2d_input": ", gradient of x", "conv2d_weight": ", gradient of w"}
+
+
+def _kernels(_: Names) -> str:
+    """Draw the measured times of the kernels of ResNet-20's convolutions, the fastest in colour."""
+    nodes = json.loads(KERNEL_TIMES.read_text())["resnet20"]["exhaustive"][0]
+    nodes = sorted(
+        (each for each in nodes if len(each[2]) > 2), key=lambda each: list(_OPS).index(each[0])
+    )
+    longest = max(max(times.values()) for _, _, times, _ in nodes)
+    parts, top = [], 8.0
+    for op, (images, weights), times, _ in nodes:
+        size = " x ".join(map(str, images[1:]))
+        if op == "conv2d_weight":
+            size = f"{size} and {' x '.join(map(str, weights[1:]))}"
+        parts.append(_words(f"{size}{_OPS[op]}", 12, top + 14))
+        top += 20
+        for place, (name, seconds) in enumerate(sorted(times.items(), key=lambda each: each[1])):
+            width = seconds / longest * (_WIDTH - 190)
+            fill = CATEGORICAL[0] if place == 0 else QUIET
+            bar = {"x": 108.0, "y": top + 3, "width": width, "height": 11.0, "rx": 2, "fill": fill}
+            parts += [
+                _words(name, 100, top + 13, TEXT if place == 0 else QUIET, "end"),
+                element("rect", opacity=0.85 if place == 0 else 0.45, **bar),
+                _words(f"{seconds * 1e6:.0f} us", 114 + width, top + 13, QUIET),
+            ]
+            top += 18
+        top += 8
+    parts.insert(0, element("rect", width=_WIDTH, height=top, fill=PAPER))
+    label = "Times of the kernels of ResNet-20's convolutions, measured; the fastest is chosen"
+    return picture(_WIDTH, top, *parts, font_family=SANS, role="img", aria_label=label)
+
+
 def _layouts(_: Names) -> str:
     """Draw the owners of the elements of a matrix in four layouts."""
     kinds = {
@@ -236,6 +271,7 @@ def _layouts(_: Names) -> str:
     with dm.connect(threads=4):
         for number, (name, layout) in enumerate(kinds.items()):
             drawn = layout_picture(dm.zeros((512, 512), layout=layout).layout).svg
+            drawn = re.sub(r"<text[^>]*>[(]512, 512[)][^<]*</text>", "", drawn)
             drawn = drawn.replace('font-size="13"', 'font-size="26"')
             x, y = 8.0 + _WIDTH / 2 * (number % 2), 8.0 + (_WIDTH / 2 + 16) * (number // 2)
             parts.append(_words(name, x + 4, y + 14))
@@ -248,6 +284,7 @@ def _layouts(_: Names) -> str:
 
 PICTURES: Mapping[str, Callable[[Names], str]] = {
     "guides/benchmarking": _speed,
+    "guides/choosing-kernels": _kernels,
     "guides/dmath": _layouts,
     "guides/export": _export,
     "guides/generative": _generative,
@@ -279,7 +316,7 @@ def names_of(page: str) -> dict[str, Any]:
 
 
 def photograph_service(path: Path) -> None:
-    """What a browser shows of a service; here alone a browser is needed."""
+    """Draw a digit on the page of a service in a browser, and write a picture of it."""
     program = find_browser()
     assert program is not None, "install Chromium"
     digits = cd.data.digits()
@@ -308,11 +345,32 @@ def photograph_service(path: Path) -> None:
     service.join()
 
 
+def photograph_report() -> None:
+    """Draw the report of README's program for computers and phones, light and dark."""
+    program = find_browser()
+    assert program is not None, "install Chromium"
+    readme = PAGES.parent / "README.md"
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+        code = next(each.code for each in blocks(readme.read_text()) if each.language == "python")
+        exec(compile(code, "README", "exec"), {"__name__": "__main__"})
+        subprocess.run([sys.executable, "-m", "caldera", "report", "run"], check=True)
+        address = Path("run/report.html").resolve().as_uri()
+        with Browser(program, Path(scratch, "browser")) as browser:
+            for name, width, height in (("report", 1100, 690), ("report-phone", 390, 980)):
+                for scheme, end in (("light", ""), ("dark", "-dark")):
+                    browser.colours(scheme)
+                    browser.open(address, width=width, height=height)
+                    browser.picture(PAGES / f"assets/{name}{end}.png")
+
+
 def main() -> None:
-    """What the command does."""
-    for page in sys.argv[1:] or (*PICTURES, "guides/serving"):
+    """Draw the pictures of the pages given, or all."""
+    for page in sys.argv[1:] or (*PICTURES, "guides/serving", "README"):
         if page == "guides/serving":
             photograph_service(PAGES / "assets/serving.png")
+            continue
+        if page == "README":
+            photograph_report()
             continue
         file_of(page).write_text(PICTURES[page](names_of(page)) + os.linesep)
 
