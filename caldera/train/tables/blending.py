@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,15 +10,17 @@ import numpy as np
 from caldera.train.tables.folds import Array, Rows, each_loss, softmax
 
 PRIOR = 20.0
-"""Rows that the preference for equal weights counts as much as."""
+"""Number of rows that the prior weights count as much as."""
 _STEPS = 400
 
 
-def blend_weights(rows: Rows, predictions: list[Array]) -> Array:
-    """Return the weights of members that minimise the loss out of fold, shrunk to equal ones.
+def blend_weights(
+    rows: Rows, predictions: Sequence[Array], prior: Sequence[float] | None = None
+) -> Array:
+    """Return the weights of members that minimise the loss out of fold, shrunk to `prior`.
 
-    The penalty of unequal weights counts as much as a few rows. Weights are at least 0, and their
-    sum is 1.
+    The prior, by default equal weights, counts as much as a few rows. Weights are at least 0, and
+    their sum is 1.
 
     >>> y = np.arange(200) / 100.0
     >>> rows = Rows(y[:, None], y, np.arange(200) % 2, 2, 1, False)
@@ -26,23 +29,26 @@ def blend_weights(rows: Rows, predictions: list[Array]) -> Array:
     """
     chosen = rows.held_out
     given = np.ones(len(chosen)) if rows.weights is None else rows.weights[chosen]
-    targets, weights = rows.targets[chosen], np.full(len(predictions), 1 / len(predictions))
+    targets, count = rows.targets[chosen], len(predictions)
+    usual = np.full(count, 1 / count) if prior is None else np.asarray(prior, float)
+    weights = usual
     if rows.classes:
         own = np.stack([p[chosen, targets] for p in predictions], axis=1)
         for _ in range(_STEPS):
             # Expectation-maximisation of a mixture, with a Dirichlet prior.
             parts = weights * np.maximum(own, 1e-9)
             counts = given @ (parts / parts.sum(axis=1, keepdims=True))
-            weights = (counts + PRIOR / len(weights)) / (given.sum() + PRIOR)
+            weights = (counts + PRIOR * usual) / (given.sum() + PRIOR)
         return weights
     values = np.stack([p[chosen, 0] for p in predictions], axis=1).astype(np.float64)
     errors = values - targets[:, None]
     products = (errors * given[:, None]).T @ errors / given.sum()
-    products += np.eye(len(weights)) * np.diag(products).min() * PRIOR / (given.sum() + PRIOR)
+    pull = np.diag(products).min() * PRIOR / (given.sum() + PRIOR)
     for _ in range(_STEPS):
         # Exponentiated gradient.
         slope = products @ weights
-        weights = weights * np.exp(-0.5 * slope / max(float(weights @ slope), 1e-30))
+        step = 0.5 / max(float(weights @ slope), 1e-30)
+        weights = weights * np.exp(-step * (slope + pull * (weights - usual)))
         weights /= weights.sum()
     return weights
 

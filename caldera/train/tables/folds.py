@@ -31,6 +31,8 @@ MOST_FOLDED = 20_000
 """Maximum number of rows for cross-validation; larger tables have one validation part."""
 _PATIENCE = 0.3
 """Fraction of the planned epochs without a better result after which training ends."""
+_VALIDATIONS = 30
+"""Number of validations in a run of many epochs."""
 _WARM_UP = 0.03
 """Fraction of the run in which the learning rate rises."""
 Array = np.ndarray
@@ -195,6 +197,9 @@ class BestOfFolds(Callback):
             run.stop(f"the time limit of {self.seconds:.0f} s")
 
     def epoch_ends(self, run: Run) -> None:
+        every = max(round(self.epochs / _VALIDATIONS), 1)
+        if run.epoch % every and run.epoch < self.epochs:
+            return
         self._record(run, run.epoch - 1, run.history["loss"][-1])
         if self._improved < run.epoch - max(4, _PATIENCE * self.epochs):
             run.stop("no member improves any more")

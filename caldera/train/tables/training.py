@@ -14,7 +14,7 @@ from caldera import optim
 from caldera.base.arguments import checked, require, shown
 from caldera.data import Dataset, Pipeline
 from caldera.errors import DataError
-from caldera.nn import Blend, Branches, EnsembleDense, Input, Rescale, Sequential
+from caldera.nn import Blend, Branches, Dense, Input, Rescale, Sequential
 from caldera.nn.layer import Layer
 from caldera.train.arguments import plain_number, whole_number
 from caldera.train.neural_network import NeuralNetwork
@@ -41,7 +41,9 @@ _LEAST_WEIGHT = 0.02
 _LEAST_GAIN, _LEAST_SKEW = 0.97, 1.0
 """Relative error out of fold, and skewness, at which the logarithm of a target is learnt."""
 INTERRUPTED = "interrupted"
-_MEMBERS = "members"
+_MEMBERS, _LINEAR = "members", "linear"
+_LINEAR_PRIOR = 0.7
+"""Weight of the linear model in a blend, as far as rows out of fold do not determine it."""
 Part = tuple[Sequential, Array]
 """A member: its layers, and its predictions out of fold."""
 
@@ -141,7 +143,7 @@ def train_table(
     members = Members.of(found, learnt)
     left = None if seconds is None else seconds - (time.perf_counter() - started)
     parts, history = _rounds(members, left, seed, device, verbose)
-    parts["linear"] = _linear_part(rows, linear)
+    parts[_LINEAR] = _linear_part(rows, linear)
     return _blended(found, rows, curve, parts, history, seed, device)
 
 
@@ -221,9 +223,8 @@ def _curve_and_linear(rows: Rows, plain: TargetCurve) -> tuple[TargetCurve, Line
 
 
 def _linear_part(rows: Rows, fitted: LinearMembers) -> Part:
-    """Return the linear models of all folds as a layer, and their predictions."""
-    layer = EnsembleDense(rows.outputs, rows.count, rows.count)
-    part = Sequential([layer], name="linear")
+    """Return the linear model as a layer, and its predictions out of fold."""
+    part = Sequential([Dense(rows.outputs)], name=_LINEAR)
     network = NeuralNetwork([Input(rows.x.shape[1:]), Sequential([part], name=_MEMBERS)])
     for parameter, values in zip(network.parameters(), fitted[:2], strict=True):
         parameter.assign(values)
@@ -233,7 +234,7 @@ def _linear_part(rows: Rows, fitted: LinearMembers) -> Part:
 def _plan(rows: int) -> tuple[int, int, float]:
     """Return batch size, number of epochs and learning rate for a number of rows."""
     batch = 32 if rows < 500 else 64 if rows < 6000 else 256
-    steps = 1600 if rows < 20_000 else 3000
+    steps = 1200 if rows < 20_000 else 3000
     return batch, int(np.clip(steps * batch / rows, 10, 80)), 1e-3 if rows < 1000 else 3e-3
 
 
@@ -295,7 +296,9 @@ def _blended(
     known = {name: each for name, (_, each) in parts.items()}
     if not rows.classes:
         known = {name: curve.undone(each) for name, each in known.items()}
-    chosen = blend_weights(rows, list(known.values()))
+    others = (1 - _LINEAR_PRIOR) / (len(known) - 1)
+    prior = [_LINEAR_PRIOR if name == _LINEAR else others for name in known]
+    chosen = blend_weights(rows, list(known.values()), prior)
     weights = {n: w for n, w in zip(known, chosen.tolist(), strict=True) if w >= _LEAST_WEIGHT}
     weights = {name: weight / sum(weights.values()) for name, weight in weights.items()}
     meaning = sum(weight * known[name] for name, weight in weights.items())

@@ -124,13 +124,13 @@ def _constant(y: Array, classes: int, count: int) -> Array:
 
 
 def _linear(x: Array, y: Array, classes: int, test: Array) -> Array:
-    """Return the mean prediction of the linear models of five folds."""
+    """Return the predictions of a linear model whose penalty is chosen in five folds."""
     mean, scale = (0.0, 1.0) if classes else (float(y.mean()), float(y.std()) or 1.0)
     targets = y if classes else (y - mean) / scale
     rows = Rows(x, targets, fold_numbers(y, FOLDS), FOLDS, classes or 1, bool(classes))
     found = linear_members(rows)
-    outputs = (test @ found.weight + found.bias[:, None]).transpose(1, 0, 2)
-    meaning = rows.meaning(outputs.astype(np.float64))
+    outputs = (test @ found.weight + found.bias).astype(np.float64)
+    meaning = rows.meaning(outputs[:, None])
     return meaning if classes else mean + scale * meaning[:, 0]
 
 

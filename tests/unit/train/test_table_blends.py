@@ -90,18 +90,17 @@ def test_linear_members_are_those_of_scikit_learn() -> None:
         learnt = rows.folds != fold
         known = linear_model.LogisticRegression(C=1 / found.penalty, max_iter=5000, tol=1e-8)
         known.fit(rows.x[learnt], rows.targets[learnt])
-        ours = softmax(rows.x @ found.weight[fold] + found.bias[fold])
-        assert np.abs(ours - known.predict_proba(rows.x)).max() < 5e-3
-        assert np.allclose(found.predictions[~learnt], ours[~learnt], atol=1e-5)
+        likely = known.predict_proba(rows.x[~learnt])
+        assert np.abs(found.predictions[~learnt] - likely).max() < 5e-3
+    likely = known.fit(rows.x, rows.targets).predict_proba(rows.x)
+    assert np.abs(softmax(rows.x @ found.weight + found.bias) - likely).max() < 5e-3
     y = rows.x @ [1.0, -2.0, 0.5, 0.0] + RANDOM.normal(size=80)
     given = RANDOM.uniform(0.5, 2, 80)
     values = Rows(rows.x, y, rows.folds, 5, 1, False, given)
     found = linear_members(values)
-    learnt = rows.folds != 2
-    ridge = linear_model.Ridge(alpha=found.penalty)
-    ridge.fit(rows.x[learnt], y[learnt], sample_weight=given[learnt])
-    assert np.allclose(found.weight[2, :, 0], ridge.coef_, atol=1e-4)
-    assert np.allclose(found.bias[2, 0], ridge.intercept_, atol=1e-4)
+    ridge = linear_model.Ridge(alpha=found.penalty).fit(rows.x, y, sample_weight=given)
+    assert np.allclose(found.weight[:, 0], ridge.coef_, atol=1e-4)
+    assert np.allclose(found.bias[0], ridge.intercept_, atol=1e-4)
 
 
 # --- blending
@@ -117,6 +116,16 @@ def test_better_members_weigh_more_and_few_rows_keep_weights_equal() -> None:
         values = Rows(rows.x, rows.x[:, 0].astype(float), rows.folds, 5, 1, False)
         good, bad = values.targets[:, None] + 0.1, values.targets[:, None] + 2.0
         assert blend_weights(values, [bad, good])[1] > 0.6
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_equally_good_members_weigh_as_their_prior(classes: bool) -> None:
+    rows = rows_of(60, 2)
+    right = np.eye(2)[rows.targets] * 0.6 + 0.2
+    if not classes:
+        rows = Rows(rows.x, rows.x[:, 0].astype(float), rows.folds, 5, 1, False)
+        right = rows.targets[:, None] + 0.1
+    assert blend_weights(rows, [right] * 3, [0.15, 0.15, 0.7])[2] == pytest.approx(0.7, abs=0.01)
 
 
 def test_a_temperature_is_used_only_where_it_surely_helps() -> None:
