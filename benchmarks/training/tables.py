@@ -241,7 +241,8 @@ def _boosted(
     if kind == "HistGradientBoosting":
         made = HistGradientBoostingClassifier if is_class else HistGradientBoostingRegressor
         return made(categorical_features="from_dtype", random_state=0).fit(x, y), unseen
-    how: dict[str, Any] = {"random_state": 0}
+    # LightGBM would start a thread for each core, whatever OMP_NUM_THREADS is.
+    how: dict[str, Any] = {"random_state": 0, "n_jobs": 1}
     if early:
         how |= {"n_estimators": 2000, "learning_rate": 0.05}
     by = y if is_class else None

@@ -170,7 +170,8 @@ def plain_columns(x: Array, schema: Schema) -> tuple[Array, list[int]]:
 def _lightgbm(x: Array, y: Array, classes: int, categories: list[int], test: Array) -> Array:
     library: Any = import_module("lightgbm")
     objective = "multiclass" if classes > 2 else "binary" if classes else "regression"
-    settings = {"objective": objective, "verbose": -1, "seed": 0}
+    # With several threads its barriers take most of the time where other processes run too.
+    settings = {"objective": objective, "verbose": -1, "seed": 0, "num_threads": 1}
     settings |= {"num_class": classes} if classes > 2 else {}
     rows = library.Dataset(x, y, categorical_feature=categories)
     found = library.train(settings, rows).predict(test)
@@ -179,6 +180,13 @@ def _lightgbm(x: Array, y: Array, classes: int, categories: list[int], test: Arr
 
 def _scikit_learn(x: Array, y: Array, classes: int, categories: list[int], test: Array) -> Array:
     library: Any = import_module("sklearn.ensemble")
+    with import_module("threadpoolctl").threadpool_limits(1):
+        return _histogram_boosting(library, x, y, classes, categories, test)
+
+
+def _histogram_boosting(
+    library: Any, x: Array, y: Array, classes: int, categories: list[int], test: Array
+) -> Array:
     few = [each for each in categories if not np.nanmax(x[:, each], initial=0) >= _MOST_CATEGORIES]
     settings = {"categorical_features": few or None, "random_state": 0}
     if not classes:
