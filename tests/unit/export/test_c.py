@@ -28,6 +28,10 @@ def _mlp() -> cd.NeuralNetwork:
     )
 
 
+def _small() -> cd.NeuralNetwork:
+    return cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)], loss="mean_squared")
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[cd.NeuralNetwork, Path]:
     model = _mlp()
@@ -141,47 +145,46 @@ def test_several_inputs_in_the_order_of_predict(tmp_path: Path) -> None:
 def test_a_folder_may_have_other_files_and_any_name(tmp_path: Path) -> None:
     """A comma separates options that the compiler passes on to the assembler."""
     folder = tmp_path / "first, second"
-    cd.export.c(_mlp(), folder, name="wing", build=False)
+    cd.export.c(_small(), folder, name="wing", batch=(), build=False)
     (folder / "source" / "mine.c").write_text("int unfinished(")
-    cd.export.c(_mlp(), folder, name="wing")
+    cd.export.c(_small(), folder, name="wing", batch=())
     names = run("nm", "-D", "--defined-only", folder / "libwing.so").split()[2::3]
     assert all(each.startswith("wing_") for each in names)
 
 
 def test_files_of_another_project_are_not_replaced(tmp_path: Path) -> None:
-    cd.export.c(_mlp(), tmp_path, name="wing", build=False)
+    cd.export.c(_small(), tmp_path, name="wing", batch=(), build=False)
     with pytest.raises(ConfigError, match=r"CMakeLists.txt of wing; export every library"):
-        cd.export.c(_mlp(), tmp_path, name="wing_native", build=False)
+        cd.export.c(_small(), tmp_path, name="wing_native", build=False)
     (tmp_path / "CMakeLists.txt").write_text("add_subdirectory(mine)\n")
     with pytest.raises(ConfigError, match="of another project"):
-        cd.export.c(_mlp(), tmp_path, name="wing", build=False)
+        cd.export.c(_small(), tmp_path, name="wing", batch=(), build=False)
 
 
 def test_the_compiler_may_have_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc -pthread")
-    assert (cd.export.c(_mlp(), tmp_path, name="wing") / "libwing.so").exists()
+    assert (cd.export.c(_small(), tmp_path, name="wing", batch=()) / "libwing.so").exists()
 
 
 def test_without_a_compiler_the_sources_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "no compiler"))
-    assert not list(cd.export.c(_mlp(), tmp_path, name="wing").glob("lib*"))
+    assert not list(cd.export.c(_small(), tmp_path, name="wing", batch=()).glob("lib*"))
 
 
 def test_a_processor_without_the_instructions_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "_condition", lambda: "    return 0;\n")
-    folder = cd.export.c(_mlp(), tmp_path, name="wing")
+    folder = cd.export.c(_small(), tmp_path, name="wing", batch=())
     handle = ctypes.c_void_p()
     assert ctypes.CDLL(str(folder / "libwing.so")).wing_create(ctypes.byref(handle)) == 3
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_threads_use_handles_at_the_same_time(tmp_path: Path, threads: int) -> None:
+def test_threads_use_handles_at_the_same_time(tmp_path: Path) -> None:
     model = _mlp()
-    folder = cd.export.c(model, tmp_path, name="wing", threads=threads)
+    folder = cd.export.c(model, tmp_path, name="wing", threads=2)
     x = RNG.normal(size=(50, 20)).astype("float32")
     wanted = model.predict(x)
 

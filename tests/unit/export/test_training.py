@@ -28,9 +28,8 @@ def _dense() -> list[Layer]:
 
 
 def _all_kinds() -> list[Layer]:
-    """Running statistics, random numbers and convolutions."""
-    convolution = [nn.Conv2D(4, 3), nn.BatchNorm(), nn.ReLU(), nn.Flatten()]
-    return [nn.Input((2, 5, 5)), *convolution, nn.Dropout(0.3), nn.Dense(2)]
+    """Running statistics, random numbers, and an optimizer with products of matrices."""
+    return [nn.Input((6,)), nn.Dense(5), nn.BatchNorm(), nn.ReLU(), nn.Dropout(0.3), nn.Dense(2)]
 
 
 def _model(layers: Callable[[], list[Layer]], optimizer: str | optim.Optimizer) -> cd.Model:
@@ -48,22 +47,25 @@ def _trained(loaded: Loaded, x: np.ndarray, y: np.ndarray, steps: int) -> np.nda
     return np.array(losses)
 
 
-CASES = {
-    "sgd": (_dense, "sgd", 40),
-    "adam": (_dense, "adam", 1000),
-    "muon": (_dense, "muon", 40),
-    "all kinds": (_all_kinds, "adamw", 40),
-}
+CASES = {"dense": (_dense, "adam", 1000), "all kinds": (_all_kinds, "muon", 40)}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[cd.Model, Path]:
+    model = _model(_dense, "adam")
+    folder = tmp_path_factory.mktemp("step")
+    return model, cd.export.c(model, folder, name="wing", batch=(ROWS,), step=True)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_steps_are_those_of_fit(tmp_path: Path, name: str) -> None:
+def test_steps_are_those_of_fit(exported: tuple[cd.Model, Path], tmp_path: Path, name: str) -> None:
     layers, optimizer, steps = CASES[name]
-    model = _model(layers, optimizer)
+    model, folder = _model(layers, optimizer), exported[1]
+    if name != "dense":
+        folder = cd.export.c(model, tmp_path, name="wing", batch=(ROWS,), step=True)
     shape = model.layers[0].shape
     x = RNG.normal(size=(4 * ROWS, *shape)).astype("float32")
     y = RNG.normal(size=(4 * ROWS, 2)).astype("float32")
-    folder = cd.export.c(model, tmp_path, name="wing", batch=(ROWS,), step=True)
     with Loaded(folder, "wing") as loaded:
         losses = _trained(loaded, x, y, steps)
         with cd.settings.override(threads=1):
@@ -78,13 +80,6 @@ def test_steps_are_those_of_fit(tmp_path: Path, name: str) -> None:
             np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=0, atol=1e-6)
         wanted = other.predict(x)
         np.testing.assert_allclose(loaded.predict(x, outputs=(2,)), wanted, rtol=0, atol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[cd.Model, Path]:
-    model = _model(_dense, "adam")
-    folder = tmp_path_factory.mktemp("step")
-    return model, cd.export.c(model, folder, name="wing", batch=(ROWS,), step=True)
 
 
 def test_weights_of_a_model_file_are_loaded(
