@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from caldera.base.file_cache import write_file
-from caldera.base.formatting import seconds_text
 from caldera.bench.reproduce.criteria import figures
 from caldera.bench.reproduce.experiment import (
     BUSY,
@@ -106,14 +105,17 @@ def _run_all(
         kept = {each: read_results(folder, each, quick=quick) for each in chosen}
         done = {each: found for each, found in kept.items() if found is not None}
         if done:
-            tell(f"{len(done)} experiments are in {folder} already; --again repeats them")
+            tell(
+                f"finished before, in {folder}: {len(done)} of {len(chosen)}; --again repeats them"
+            )
     watch, rest = Stopwatch(), [each for each in chosen if each not in done]
     for count, experiment in enumerate(rest):
         spent, total = (
             sum(each.claim.seconds for each in part) for part in (rest[:count], rest[count:])
         )
         left = total * (watch.wall / spent if spent else 1.0 if quick else 4.0)
-        tell(f"{experiment.name} ({count + 1} of {len(rest)}, about {seconds_text(left)} left)")
+        time = f"{left:.0f} s" if left < 90 else f"{left / 60:.0f} min"
+        tell(f"{experiment.name} ({count + 1} of {len(rest)}, about {time} left)")
         try:
             done[experiment] = run_experiment(experiment, context)
         except CalderaError as error:
@@ -122,6 +124,9 @@ def _run_all(
             failed[experiment.name] = str(error)
             print(f"{experiment.name} failed: {error}", end="\n\n")
             continue
+        except KeyboardInterrupt:
+            tell(f"results of finished experiments are in {folder}: the same command continues")
+            raise
         print(text_of(experiment, done[experiment]), end="\n\n")
         write_results(folder, experiment, done[experiment], quick=quick)
     return {each: done[each] for each in chosen if each in done}, failed

@@ -67,7 +67,7 @@ def test_a_table_with_paper_criterion_ours_and_verdict(caldera: Caldera, tmp_pat
     page = tmp_path / "page.html"
     done = caldera("reproduce", "--quick", "--out", tmp_path / "new" / "folder", "--html", page)
     assert done.status == 0, done.err
-    assert "made (1 of 1, about 1.0 s left)" in done.err
+    assert "made (1 of 1, about 1 s left)" in done.err
     assert "16 ranks: GB   5.27      another GPU  4" in done.out
     assert "left out: 64 ranks" in done.out
     assert "Speed (images/s)" in page.read_text()
@@ -92,7 +92,7 @@ def test_an_interrupted_run_goes_on_with_the_same_code(caldera: Caldera, tmp_pat
     first = caldera(*words)
     again = caldera(*words)
     assert RUNS == ["made"]
-    assert "1 experiments are in" in again.err
+    assert f"finished before, in {tmp_path}: 1 of 1" in again.err
     assert again.out.splitlines()[-1] == first.out.splitlines()[-1]
     caldera(*words, "--again")
     caldera("reproduce", "--out", tmp_path)
@@ -103,6 +103,18 @@ def test_an_interrupted_run_goes_on_with_the_same_code(caldera: Caldera, tmp_pat
     damaged = caldera(*words)
     assert damaged.status != 0
     assert "remove it to run the experiment again" in damaged.err
+
+
+def test_an_interruption_says_how_to_continue(
+    caldera: Caldera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_experiment", stopped)
+    done = caldera("reproduce", "--quick", "--out", tmp_path)
+    assert done.status == 130
+    assert f"are in {tmp_path}: the same command continues" in done.err
 
 
 @pytest.mark.parametrize("numbers", [[0.0], []])
