@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,88 +20,97 @@ from typing import Any
 from benchmarks.distributed.plan_runs import BATCH, EVERY, RANKS, SHARED, STEPS, model, names
 from caldera.base.formatting import bytes_text, seconds_text
 from caldera.parallel.planner import Cluster, Compute, Setting, Wire, workload_of
-from caldera.parallel.planner.cluster import rate_text
 from caldera.parallel.planner.compression_cost import CodecSeconds, default_codecs
 from caldera.parallel.planner.ranking import all_ways
 
+LOW, HIGH = 0.75, 1.33
 HEAD = """
 | ranks | strategy | predicted | measured | ratio | bytes predicted | bytes counted |
 |---|---|---|---|---|---|---|"""
 
 
-def setting_of(facts: dict[str, Any], place: str, ranks: int) -> Setting:
-    """What the planner is told."""
+def setting_of(facts: dict[str, Any], found: dict[str, Any], place: str, ranks: int) -> Setting:
+    """What the planner is told: the calibration beside some strategies."""
     cores, workload = facts["cores"], workload_of(model())
-    wire = Wire(**facts[f"link, {place}"])
-    seen = facts[f"compute, {min(ranks, cores)}"]
+    wire, seen = Wire(**found["link"]), found["compute"]["times"]
     compute = Compute(**seen | {"points": tuple(map(tuple, seen["points"]))})
     codes = {}
     for name, code in default_codecs(wire).items():
-        few, many = (CodecSeconds(**each) for each in facts["encoding"][name])
+        few, many = (
+            CodecSeconds(
+                each["ranks"],
+                each["a_value"] / found["compute"]["share"],
+                each["a_rank"] / found["compute"]["share"],
+            )
+            for each in facts["encoding"][name]
+        )
         codes[name] = replace(code, few=few, many=many)
     # Namespaces are machines to MPI, but all of them share the cores of this one.
     per_node, share = (ranks, cores) if place == SHARED else (1, cores / ranks)
-    cluster = Cluster(ranks, wire, None, per_node, share, turn=facts.get("turn", 0.0))
+    cluster = Cluster(ranks, wire, None, per_node, share, turn=found.get("turn", 0.0))
     return Setting(workload, compute, cluster, BATCH, codes, EVERY)
 
 
-def check(facts: dict[str, Any], place: str, ranks: int) -> list[float]:
-    """Rows of a table; predicted / measured of each."""
-    setting = setting_of(facts, place, ranks)
-    ways = {way.name: way for way in all_ways(setting)}
+def calibrations(facts: dict[str, Any], place: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Numbers of ranks, with what was measured together."""
+    for key, found in facts.items():
+        if key.startswith(f"{place}, "):
+            yield int(key.split(", ")[1]), found
+
+
+def check(facts: dict[str, Any], place: str) -> list[float]:
+    """Print rows of a table; return predicted / measured of each."""
     ratios = []
-    for name in names(ranks, place):
-        guess = ways[name].predict(setting)
-        seconds, sent = facts[f"{place}, {ranks}"][name]
-        ratios.append(guess.seconds / seconds)
-        print(
-            f"| {ranks} | {name} | {seconds_text(guess.seconds)} | {seconds_text(seconds)} "
-            f"| {ratios[-1]:.2f} | {bytes_text(guess.sent)} | {bytes_text(sent)} |"
-        )
+    for ranks, found in calibrations(facts, place):
+        setting = setting_of(facts, found, place, ranks)
+        ways = {way.name: way for way in all_ways(setting)}
+        for name, (seconds, sent) in found["steps"].items():
+            guess = ways[name].predict(setting)
+            ratios.append(guess.seconds / seconds)
+            print(
+                f"| {ranks} | {name} | {seconds_text(guess.seconds)} | {seconds_text(seconds)} "
+                f"| {ratios[-1]:.2f} | {bytes_text(guess.sent)} | {bytes_text(sent)} |"
+            )
     return ratios
 
 
-def calibration(facts: dict[str, Any]) -> str:
-    """What was measured first, in words."""
-    lines = [
-        f"{facts['machine']}, {facts['cores']} cores; the seed's MLP (784-528-528-528-10), SGD, a "
-        f"batch of {BATCH} shared by all ranks, one thread a rank.\n"
-    ]
-    for key, seen in facts.items():
-        if key.startswith("compute"):
-            points = ", ".join(f"{t * 1e3:.2f} ms for {size:g}" for size, t in seen["points"])
-            lines.append(
-                f"- {key.removeprefix('compute, ')} ranks side by side, each for itself: {points} "
-                f"samples; handing gradients over takes {seen['handing_over'] * 1e3:.2f} ms more."
-            )
+def between(values: Iterable[float], unit: str, factor: float, form: str = ".3g") -> str:
+    """Return the smallest and the largest of measured values as text."""
+    low, high = min(values), max(values)
+    return f"{low * factor:{form}} to {high * factor:{form}} {unit}"
+
+
+def main(facts: dict[str, Any]) -> None:
     works = [
         f"{name} {few['a_value'] * 1e9:.1f} ns a value among 2 ranks, {many['a_value'] * 1e9:.1f} "
         f"among 8 and {many['a_rank'] * 1e6:.0f} us for each other one"
         for name, (few, many) in facts["encoding"].items()
         if f"DataParallel, {name}" in names(RANKS[-1], SHARED)
     ]
-    lines.append("- Encoding and decoding: " + "; ".join(works) + ".")
-    if "turn" in facts:
-        lines.append(f"- A message waits {facts['turn'] * 1e3:.2f} ms for each other on its core.")
-    return "\n".join(lines)
-
-
-def main(facts: dict[str, Any]) -> None:
-    print(f"# Predicted and measured\n\n{calibration(facts)}")
+    print(
+        f"# Predicted and measured\n\n{facts['machine']}, {facts['cores']} cores; the seed's MLP "
+        f"(784-528-528-528-10), SGD, a batch of {BATCH} shared by all ranks, one thread a rank.\n\n"
+        f"- Encoding and decoding: {'; '.join(works)}."
+    )
     for place in STEPS:
-        counts = [ranks for ranks in RANKS if f"{place}, {ranks}" in facts]
-        if not counts:
+        seen = [found for _, found in calibrations(facts, place)]
+        if not seen:
             continue
-        wire = Wire(**facts[f"link, {place}"])
+        steps = [found["compute"]["times"]["points"][-1] for found in seen]
+        each = between([seconds / samples for samples, seconds in steps], "us", 1e6)
+        share = between([found["compute"]["share"] for found in seen], "of a core", 1.0, ".2f")
+        latency = between([found["link"]["latency"] for found in seen], "us", 1e6)
+        behind = between([found["link"]["behind"] for found in seen], "us", 1e6)
+        rate = between([found["link"]["bandwidth"] for found in seen], "Gbit/s", 8e-9)
         print(
-            f"\n## {place}\n\nA message takes {wire.latency * 1e6:.0f} us, in the background "
-            f"{wire.behind * 1e6:.0f} us; {rate_text(wire.bandwidth)} around a ring, "
-            f"{rate_text(min(wire.meeting, wire.bandwidth))} from everybody to everybody.\n{HEAD}"
+            f"\n## {place}\n\nCalibrations: a sample takes a rank {each}, and a rank got {share}; "
+            f"a message takes {latency}, in the background {behind}; {rate} around a ring.\n{HEAD}"
         )
-        ratios = sorted(ratio for ranks in counts for ratio in check(facts, place, ranks))
+        ratios = sorted(check(facts, place))
+        inside = sum(LOW <= ratio <= HIGH for ratio in ratios)
         print(
             f"\nPredicted / measured: median {ratios[len(ratios) // 2]:.2f}, from {ratios[0]:.2f} "
-            f"to {ratios[-1]:.2f}."
+            f"to {ratios[-1]:.2f}; {inside} of {len(ratios)} within {LOW} to {HIGH}."
         )
 
 

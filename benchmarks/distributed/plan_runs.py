@@ -5,9 +5,11 @@
 
 What it measures it adds to the file, so that a long check can be done in pieces. First what the
 planner calibrates itself by: a rank's compute with as many others beside it as there will be (but
-no more than cores), each for itself; the link between two ranks; encoding. Then each strategy
-trains as `fit` does, on shared memory and, where this machine allows it (root, `ip`, `tc`), in
-network namespaces with a link for each rank. A step's time is that of the slowest rank; bytes are
+no more than cores), each for itself; the link between two ranks; encoding. Then some strategies
+train as `fit` does, on shared memory and, where this machine allows it (root, `ip`, `tc`), in
+network namespaces with a link for each rank. All but encoding is measured anew for the next ones,
+since other programs change the pace of a machine: encoding is measured in seconds of a core, and
+the part of a core that a rank got is noted. A step's time is that of the slowest rank; bytes are
 what all communicators of the busiest rank counted.
 """
 
@@ -21,6 +23,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ import numpy as np
 
 import caldera as cd
 from benchmarks.distributed.links import Links, missing
+from benchmarks.distributed.ranks_cases import take_session
 from caldera import nn, optim
 from caldera.bench.timing import StepClock, Stopwatch
 from caldera.comm import world
@@ -45,6 +49,8 @@ SHARED = "shared memory"
 STEPS = {SHARED: 16, "1gbit": 6, "100mbit": 2}
 """Steps of a run, several times as many for local SGD; one more before, which makes plans."""
 RANKS = (2, 4, 8)
+TOGETHER = 6
+"""Strategies that share a calibration."""
 
 
 def names(ranks: int, place: str) -> list[str]:
@@ -129,8 +135,10 @@ def the_ways(ranks: int, place: str, wire: Wire) -> Iterator[TrainingWay]:
 def compute() -> dict[str, Any]:
     """Ranks that share nothing but the machine."""
     world().Barrier()
+    clock = Stopwatch()
     found, _ = measured(model(), workload_of(model()), BATCH)
-    return asdict(found)
+    # Above 1 while kernels are compiled by several threads.
+    return {"times": asdict(found), "share": min(clock.cpu / clock.wall, 1.0)}
 
 
 def encoding() -> dict[str, Any]:
@@ -150,10 +158,11 @@ def turn(wire: str) -> float:
     return measured_turn(world(), Wire(**json.loads(wire)), len(os.sched_getaffinity(0)))
 
 
-def strategies(place: str, wire: str) -> dict[str, list[float]]:
-    """Each strategy: seconds and bytes of a step, of the slowest and the busiest rank."""
+def strategies(place: str, wire: str, first: str) -> dict[str, list[float]]:
+    """Some strategies: seconds and bytes of a step, of the slowest and the busiest rank."""
     found = {}
-    for way in the_ways(world().size, place, Wire(**json.loads(wire))):
+    known = the_ways(world().size, place, Wire(**json.loads(wire)))
+    for way in islice(known, int(first), int(first) + TOGETHER):
         every = EVERY if "every" in way.maker[1] else 1
         strategy = build_strategy(way, world().size, world())
         # The planner expects the fastest algorithm for PowerSGD's sums, which are short.
@@ -211,25 +220,29 @@ def main(file: Path, places: list[str], counts: list[int]) -> None:
     cores = facts["cores"] = len(os.sched_getaffinity(0))
     facts["machine"] = platform.machine()
 
-    def measure(key: str, place: str, ranks: int, *words: str) -> None:
-        if key not in facts:
-            began = Stopwatch()
-            facts[key] = run(place, ranks, *words)
-            file.write_text(json.dumps(facts, indent=1))
-            print(f"{key}: {began.wall:.1f} s", flush=True)
+    def measured_as(key: str, place: str, ranks: int, *words: str) -> Any:
+        began = Stopwatch()
+        found = run(place, ranks, *words)
+        print(f"{key}: {words[0]}, {began.wall:.1f} s", flush=True)
+        return found
 
-    for count in sorted({min(each, cores) for each in counts}):
-        measure(f"compute, {count}", SHARED, count, "compute")
-    measure("encoding", SHARED, 1, "encoding")
-    if max(counts) > cores:
-        measure(f"link, {SHARED}", SHARED, 2, "link")
-        measure("turn", SHARED, 2 * cores, "turn", json.dumps(facts[f"link, {SHARED}"]))
-    for place in places:
-        # Cores must not be what is measured.
-        measure(f"link, {place}", place, 2 if place == SHARED else 4, "link")
-        for ranks in counts:
-            wire = json.dumps(facts[f"link, {place}"])
-            measure(f"{place}, {ranks}", place, ranks, "strategies", place, wire)
+    if "encoding" not in facts:
+        facts["encoding"] = measured_as("encoding", SHARED, 1, "encoding")
+    for place, count in product(places, counts):
+        for first in range(0, len(names(count, place)), TOGETHER):
+            key = f"{place}, {count}, {first}"
+            if key in facts:
+                continue
+            found = {"compute": measured_as(key, SHARED, min(count, cores), "compute")}
+            # Cores must not be what is measured.
+            wire = measured_as(key, place, 2 if place == SHARED else min(count, 4), "link")
+            words = json.dumps(wire)
+            if place == SHARED and count > cores:
+                found["turn"] = measured_as(key, place, count, "turn", words)
+            found["link"] = wire
+            found["steps"] = measured_as(key, place, count, "strategies", place, words, str(first))
+            facts[key] = found
+            file.write_text(json.dumps(facts, indent=1))
 
 
 if __name__ == "__main__":
@@ -240,6 +253,7 @@ if __name__ == "__main__":
     parser.add_argument("--job", nargs="*", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.job:
+        take_session()
         kind, *words = given.job
         result = JOBS[kind](*words)
         if world().rank == 0:
