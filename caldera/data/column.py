@@ -188,8 +188,11 @@ class Column:
 
     def describe(self) -> str:
         """Return a description of the learnt values."""
+        unit = "" if self.form is None else self.form.unit
+        if self.number is not None:
+            return self.number.describe(unit)
         said = "unchanged" if self.encoder is None else self.encoder.describe()
-        return f"{said}, in {self.form.unit}" if self.form is not None and self.form.unit else said
+        return f"{said}, in {unit}" if unit else said
 
     def problem(self) -> str:
         """Return the fault of a column that was read from a file; "" if it is valid."""

@@ -15,6 +15,9 @@ from pathlib import Path
 from caldera.draw.svg import DARK, LIGHT, MONO, SANS, element, named, number, safe
 
 
+_WITHOUT_CONTENT = ("br", "hr", "img", "input")
+
+
 class Safe(str):
     """Text that is HTML already."""
 
@@ -26,8 +29,9 @@ def tag(name: str, *children: str, **attributes: object) -> Safe:
     '<p class="note">a &lt; b<b>c</b></p>'
     """
     inside = [child if isinstance(child, Safe) else safe(child) for child in children]
-    # An element of HTML without content still has two ends.
-    return Safe(element(name, *(inside or [""]), **attributes))
+    # An element of HTML without content still has two ends, unless it can have no content.
+    ends = [] if name in _WITHOUT_CONTENT else [""]
+    return Safe(element(name, *(inside or ends), **attributes))
 
 
 def image(address: str, label: str) -> Safe:

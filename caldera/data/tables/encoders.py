@@ -18,6 +18,7 @@ import numpy as np
 from caldera.data.tables.numbers import (
     AS_IN_PYTHON,
     COMMA,
+    HUNDREDTHS,
     POINT,
     NumberFormat,
     check_typed,
@@ -143,13 +144,16 @@ class NumberEncoder:
         known = self.decimal in (POINT, COMMA)
         return "" if known else f"the decimal mark {self.decimal[:10]!r}"
 
-    def describe(self) -> str:
-        """Return a description of the learnt values."""
-        said = f"mean {self.mean:.4g}, deviation {self.scale:.4g}"
+    def describe(self, unit: str = "") -> str:
+        """Return a description of the learnt values, of which per cent are hundredths."""
+        numbers = np.array([self.mean, self.scale, self.median])
+        sign = unit if unit in HUNDREDTHS else ""
+        numbers *= 10.0 ** -HUNDREDTHS.get(unit, 0)
+        mean, scale, median = (f"{each:.4g}{sign}" for each in numbers)
+        said = f"mean {mean}, deviation {scale}"
+        said += f", in {unit}" if unit != sign else ""
         said += ", with decimal commas" if self.decimal == COMMA else ""
-        return said + (
-            f"; missing: {self.median:.4g}, with an indicator" if self.marks_missing else ""
-        )
+        return said + (f"; missing: {median}, with an indicator" if self.marks_missing else "")
 
     def example(self) -> Any:
         """Return an example of a value in a row."""

@@ -42,7 +42,7 @@ _PLACES = {n: re.compile(rf"\.\d{{{n},}}$", re.MULTILINE) for n in (3, 1)}
 _FRACTION = re.compile(r"\.(?!\d{3}(?!\d))", re.ASCII)
 """A point that divides no thousands."""
 _DIGIT = re.compile(r"\d")
-_HUNDREDTHS = {"%": -2, "\u2030": -3}
+HUNDREDTHS = {"%": -2, "\u2030": -3}
 """Units that are powers of ten."""
 
 
@@ -122,8 +122,8 @@ def read_number(text: str, decimal: str) -> WrittenNumber | None:
     digits = core[0].replace(gap, "") if gap else core[0]
     plain = signs + digits.replace(decimal, POINT) + (parts["exponent"] or "")
     unit = parts["before"] + (parts["unit"] or "")
-    if unit in _HUNDREDTHS:
-        plain = str(Decimal(plain).scaleb(_HUNDREDTHS[unit]))
+    if unit in HUNDREDTHS:
+        plain = str(Decimal(plain).scaleb(HUNDREDTHS[unit]))
     places = -1 if parts["exponent"] else len(digits.partition(decimal)[2])
     return WrittenNumber(plain, gap in MARKS_OF_FRACTIONS, unit, places)
 

@@ -17,6 +17,8 @@ MOST_ONE_HOT = 30
 """Categories of a column up to which each enters the network as a feature, without a vector."""
 _MOST_EMBEDDED = 100
 """Numbers up to which each has an embedding."""
+_EMBEDDED = 128
+"""Approximate number of features of all embedded numbers; each has 2 to 8."""
 _LEAST_VALUES = 6
 """Different values of a number that has an embedding."""
 _MEMBERS, _MEMBERS_ALONE, _UNITS = 4, 16, 128
@@ -48,7 +50,7 @@ class Members:
         edges = None
         if 0 < len(numbers) <= _MOST_EMBEDDED:
             folds = rows.count if rows.count > 1 else None
-            width = 8 if len(numbers) <= 30 else 4
+            width = min(max(_EMBEDDED // len(numbers), 2), 8)
             edges = NumberEmbedding.fit(rows.x, width, columns=numbers, members=folds)
         return cls(rows, spans, edges)
 

@@ -169,3 +169,10 @@ def test_predictions_of_no_rows_are_decoded(shape: tuple[int, ...]) -> None:
     values = found.decode(np.zeros(shape, np.float32))
     assert len(values) == width
     assert all(len(each) == 0 for each in values.values())
+
+
+def test_percent_columns_are_described_in_per_cent() -> None:
+    rows = [{"share": f"{n}%", "mass": f"{n} kg", "y": n / 7} for n in range(1, 30)]
+    said = data.table(rows, "y", test=0).schema.describe()
+    assert "mean 15%, deviation 8.367%\n" in said
+    assert "mean 15, deviation 8.367, in kg\n" in said
