@@ -14,7 +14,6 @@ from pathlib import Path
 
 from caldera.draw.svg import DARK, LIGHT, MONO, SANS, element, named, number, safe
 
-
 _WITHOUT_CONTENT = ("br", "hr", "img", "input")
 
 
