@@ -203,14 +203,13 @@ class MultiHeadAttention(Layer):
     ) -> tuple[Expr, Expr, Expr]:
         """Compute the result for one step x (N, 1, C) that follows `position` others.
 
-        The keys and values of earlier steps are in variables (N, L, C); those for this step are
-        added.
+        The keys and values of earlier steps are in variables (N, L, C), with zeros from `position`
+        on; those for this step are added in place.
         """
         q, *new = self._products(x)
         steps = op.arange(keys.shape[1])
-        is_here = op.unsqueeze(op.equal(steps, position), 1)
         k, v = (
-            op.assign(old, op.where(is_here, own, old))
+            op.assign(old, op.scatter_add(old, position, own, axis=1))
             for own, old in zip(new, (keys, values), strict=True)
         )
         # A single query is multiplied with the keys in their stored layout; tiles would first have

@@ -274,10 +274,12 @@ class Reader:
         x = self._model.embedded(words)
         kept: list[Expr] = []
         spare = ((0, 0), (0, self._length - words.shape[1]), (0, 0))
+        is_read = op.less_equal(op.arange(words.shape[1]), position)[:, None]
         for block, variables in zip(self._model.blocks, self._kept, strict=True):
             x, *new = block.remembered(x)
             kept += [
-                op.assign(old, op.pad(own, spare)) for old, own in zip(variables, new, strict=True)
+                op.assign(old, op.pad(op.where(is_read, own, 0.0), spare))
+                for old, own in zip(variables, new, strict=True)
             ]
         # Words after the last one have no influence on it, so one plan serves many lengths.
         return [self._model.scores(op.gather(x, position, axis=1)), *kept]

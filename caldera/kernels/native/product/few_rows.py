@@ -3,10 +3,13 @@
 Each element of the matrix is read once, so the speed of memory decides. A tile of the result in
 registers would read a few cache lines from each row of the matrix, and each row is in another page.
 Here the sums are in the nearest cache, and a strip of several rows of the matrix is read at a time,
-in the order that processors prefetch.
+in the order that processors prefetch. Of a transposed matrix, several columns are read at a time,
+each along its length.
 """
 
 from __future__ import annotations
+
+from operator import add
 
 import numpy as np
 
@@ -28,6 +31,7 @@ from caldera.kernels.native.codegen import (
     native_kernel,
     natural_lanes,
     offer,
+    vector,
 )
 from caldera.kernels.native.product.gemm import epilogue_of
 from caldera.kernels.native.product.problem import (
@@ -46,6 +50,8 @@ LEAST_WORK = 1 << 17
 """Number of operations below which the matrix is in a near cache."""
 STRIP = 1024
 """Maximum number of columns of a strip, whose sums stay in the first cache."""
+COLUMNS = 4
+"""Columns of a transposed matrix that are read at a time."""
 _GRAIN = 64
 """Granularity of strips: whole cache lines of every dtype."""
 
@@ -81,7 +87,7 @@ def _multiply(
         for row in sums:
             k.clear_bytes(row, wide * itemsize(kind))
 
-        def add(first: Number, terms: int) -> None:
+        def add_terms(first: Number, terms: int) -> None:
             numbers = [first + term for term in range(terms)]
             lines = [matrix.at(number * b_down) for number in numbers]
             scales = [
@@ -98,14 +104,57 @@ def _multiply(
 
         whole = length // depth * depth
         with k.loop(0, whole, depth) as first:
-            add(first, depth)
+            add_terms(first, depth)
         with k.loop(whole, length) as first:
-            add(first, 1)
+            add_terms(first, 1)
         for number, row in enumerate(sums):
             goal = c.at(product.load(2) + c_down * number + left)
             for place, many in k.vectors(0, wide, lanes, 1):
                 total = row.load(place, many)
                 goal.store(place, apply_epilogue(k, epilogue, bias, total, left + place))
+
+
+@native_kernel
+def _multiply_along(
+    k: Emitter,
+    table: Pointer,
+    a: Pointer,
+    b: Pointer,
+    c: ElementPointer,
+    a_down: Integer,
+    b_right: Integer,
+    c_down: Integer,
+    count: Integer,
+    columns: Integer,
+    length: Integer,
+    bias: Pointer | None,
+    epilogue: Epilogue,
+    rows: int,
+) -> None:
+    """Compute products with a matrix whose columns are contiguous, as dot products."""
+    kind = computed_type(c.name)
+    lanes = natural_lanes(kind)
+    across = (columns + (COLUMNS - 1)) // COLUMNS
+    with k.loop(*k.part_range(count * across)) as task:
+        product, left = table.at(task // across * 3), task % across * COLUMNS
+        x, goal = a.at(product.load(0)), c.at(product.load(2) + left)
+        # Where fewer columns are left, the last one is computed several times.
+        places = [k.minimum(left + n, columns - 1) for n in range(COLUMNS)]
+        lines = [b.at(product.load(1) + place * b_right) for place in places]
+        sums = [[k.variable(0.0, kind) for _ in lines] for _ in range(rows)]
+        wide = [[k.variable(0.0, vector(kind, lanes)) for _ in lines] for _ in range(rows)]
+        for place, many in k.vectors(0, length, lanes, 1):
+            factors = [load_wide(k, line, place, many, c.name) for line in lines]
+            for row, totals in enumerate(wide if many > 1 else sums):
+                scale = load_wide(k, x.at(a_down * row), place, many, c.name)
+                for factor, total in zip(factors, totals, strict=True):
+                    total.value = k.fma(scale, factor, total.value)
+        for row in range(rows):
+            for place, total, more in zip(places, sums[row], wide[row], strict=True):
+                done = total.value + k.reduce_lanes(more.value, add)
+                goal.store(
+                    place - left + c_down * row, apply_epilogue(k, epilogue, bias, done, place)
+                )
 
 
 def _bind(call: Call) -> Runner:
@@ -114,33 +163,40 @@ def _bind(call: Call) -> Runner:
     product = ProductArrays.of(call, *call.inputs[:2])
     scratch = Scratch(call.workspace)
     epilogue, bias, calls = epilogue_of(call, scratch)
-    right, out = product.right, product.out
-    if steps(right)[1] != 1:
+    left, right, out = product.left, product.right, product.out
+    rows, columns, length = product.extent
+    is_along = steps(right)[1] != 1 and steps(right)[0] == 1
+    if is_along and steps(left)[1] != 1:
+        left = dense(left.shape, left.dtype, scratch)
+        calls += copied(product.left, left)
+    elif not is_along and steps(right)[1] != 1:
         right = dense(right.shape, right.dtype, scratch)
         calls += copied(product.right, right)
     place = out if steps(out)[1] == 1 else np.empty(out.shape, out.dtype)
-    rows, columns, length = product.extent
-    table = np.stack([offsets_of(each, product.batch) for each in (product.left, right, place)], 1)
+    table = np.stack([offsets_of(each, product.batch) for each in (left, right, place)], 1)
     parts = parts_for(product.work)
     width = min(STRIP, -(-columns // (parts * _GRAIN)) * _GRAIN)
-    a_down, a_right = steps(product.left)
-    multiply: NativeCall = _multiply.call(
+    a_down, a_right = steps(left)
+    b_down, b_right = steps(right)
+    how = (
+        {"b_right": b_right} if is_along else {"a_right": a_right, "b_down": b_down, "width": width}
+    )
+    kernel, wide = (_multiply_along, COLUMNS) if is_along else (_multiply, width)
+    multiply: NativeCall = kernel.call(
         table=table,
-        a=product.left,
+        a=left,
         b=right,
         c=place,
         a_down=a_down,
-        a_right=a_right,
-        b_down=steps(right)[0],
         c_down=steps(place)[0],
         count=len(table),
         columns=columns,
         length=length,
-        width=width,
         bias=bias,
         epilogue=epilogue,
         rows=rows,
-        parts=min(parts, len(table) * -(-columns // width)),
+        parts=min(parts, len(table) * -(-columns // wide)),
+        **how,
     )
     after = [] if place is out else copied(place, out)
     return NativeRunner([*calls, multiply, *after])
@@ -151,7 +207,7 @@ def _supports(node: Node) -> bool:
     # Matrices that all meet the same one on the right are one tall matrix.
     tall = rows if size(node.inputs[1].shape[:-2]) > 1 else count * rows
     worth = 2 * rows * columns * length >= LEAST_WORK
-    return tall <= MOST_ROWS and worth and not node.attrs["tb"]
+    return tall <= MOST_ROWS and worth
 
 
 offer(("matmul", "matmul_epilogue"), "few rows", _bind, _supports, copy_workspace, priority=12)

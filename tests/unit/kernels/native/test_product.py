@@ -169,6 +169,10 @@ def test_few_rows_with_a_large_matrix(dtype: str, threads: int) -> None:
             )
             assert "few rows" in [each.name for each in _native(node)]
             _check(node)
+            turned = (*b[:-2], b[-1], b[-2])
+            node = matmul(*_operands(a, turned, dtype), ta=False, tb=True)
+            assert "few rows" in [each.name for each in _native(node)]
+            _check(node)
     assert "few rows" not in [
         each.name for each in _native(matmul(right, right, ta=True, tb=False))
     ]
