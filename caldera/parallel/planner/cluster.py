@@ -209,10 +209,12 @@ def measured_wire(communicator: Communicator) -> Wire:
         communicator, lambda own: own.Alltoall(send, receive[: part * ranks], sizes, sizes)
     )
     meeting = 4 * part * (ranks - 1) / max(seconds - behind, 0.5 * seconds)
-    if adding > LIMITED * link.bandwidth:
+    # Sums travel in segments, which may fill a link better than the long messages timed for it.
+    bandwidth = max(link.bandwidth, adding)
+    if adding > LIMITED * bandwidth:
         # The link is what limits sums: with a faster one they would be faster.
         adding = math.inf
-    return Wire(link.latency, link.bandwidth, adding, behind, min(meeting, link.bandwidth))
+    return Wire(link.latency, bandwidth, adding, behind, min(meeting, bandwidth))
 
 
 def measured_turn(communicator: Communicator, wire: Wire, cores: int) -> float:
