@@ -58,13 +58,28 @@ def test_files_and_pickles(trained: cd.NeuralNetwork, tmp_path: Path) -> None:
     assert (tmp_path / "small.caldera").stat().st_size < 0.5 * large
 
 
-def test_onnx_computes_the_same(trained: cd.NeuralNetwork, tmp_path: Path) -> None:
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_onnx_computes_the_same(
+    trained: cd.NeuralNetwork, tmp_path: Path, calibrated: bool
+) -> None:
+    onnx = pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
-    small, x = trained.quantise(ends=True), cd.data.digits().test.x
+    digits = cd.data.digits()
+    samples, x = digits.train.x[:100] if calibrated else None, digits.test.x
+    small = trained.quantise(samples=samples, ends=True)
     path = cd.onnx.export(small, tmp_path / "small.onnx")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: x})
-    np.testing.assert_allclose(found, small.predict(x), atol=1e-5)
+    wanted = small.predict(x)
+    for each in (found, cd.onnx.load(path).predict(x)):
+        # A number halfway between two steps may be rounded to either.
+        assert np.isclose(each, wanted, atol=1e-5).mean() > 0.95
+        np.testing.assert_allclose(each, wanted, atol=0.01 * np.abs(wanted).max())
+    names = [each.op_type for each in onnx.load(path).graph.node]
+    assert names.count("QuantizeLinear" if calibrated else "MatMulInteger") == 3
+    assert names.count("DequantizeLinear") == (6 if calibrated else 0)
+    plain = cd.onnx.export(trained, tmp_path / "plain.onnx")
+    assert Path(path).stat().st_size < 0.5 * Path(plain).stat().st_size
 
 
 def test_layers_inside_layers_and_shared_ones() -> None:

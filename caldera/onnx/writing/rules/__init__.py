@@ -7,6 +7,7 @@ from __future__ import annotations
 from caldera.onnx.writing.rules import (
     elementwise,
     layers,
+    quantised,
     registry,
 )
 from caldera.onnx.writing.rules.registry import RULES
