@@ -36,14 +36,7 @@ def setting_of(facts: dict[str, Any], found: dict[str, Any], place: str, ranks: 
     compute = Compute(**seen | {"points": tuple(map(tuple, seen["points"]))})
     codes = {}
     for name, code in default_codecs(wire).items():
-        few, many = (
-            CodecSeconds(
-                each["ranks"],
-                each["a_value"] / found["compute"]["share"],
-                each["a_rank"] / found["compute"]["share"],
-            )
-            for each in facts["encoding"][name]
-        )
+        few, many = (CodecSeconds(**each) for each in facts["encoding"][name])
         codes[name] = replace(code, few=few, many=many)
     # Namespaces are machines to MPI, but all of them share the cores of this one.
     per_node, share = (ranks, cores) if place == SHARED else (1, cores / ranks)

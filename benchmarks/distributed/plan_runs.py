@@ -8,9 +8,9 @@ planner calibrates itself by: a rank's compute with as many others beside it as 
 no more than cores), each for itself; the link between two ranks; encoding. Then some strategies
 train as `fit` does, on shared memory and, where this machine allows it (root, `ip`, `tc`), in
 network namespaces with a link for each rank. All but encoding is measured anew for the next ones,
-since other programs change the pace of a machine: encoding is measured in seconds of a core, and
-the part of a core that a rank got is noted. A step's time is that of the slowest rank; bytes are
-what all communicators of the busiest rank counted.
+since other programs change the pace of a machine. Encoding is measured in seconds of a core; the
+part of a core that a rank got while it computed is noted. A step's time is that of the slowest
+rank; bytes are what all communicators of the busiest rank counted.
 """
 
 from __future__ import annotations
