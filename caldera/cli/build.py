@@ -15,6 +15,7 @@ from caldera.base.arguments import require
 from caldera.cli.options import CONSTANT, names_of
 from caldera.cli.zoo import ZOO, make_layers
 from caldera.data import Data, Dataset
+from caldera.data.decisions import PredictionInterval
 from caldera.errors import ConfigError
 from caldera.io.csv_files import as_float
 from caldera.nn import BatchNorm, ColumnEmbedding, Rescale
@@ -27,6 +28,7 @@ from caldera.train.tables.members import MOST_ONE_HOT
 from caldera.train.tables.training import TableRun
 from caldera.train.tracking.evaluation import best_threshold
 from caldera.train.tracking.history import History
+from caldera.train.tracking.leaderboard import meaning_of, rows_of
 
 _RATE_ARGUMENTS = ("initial", "peak", "then")
 """Argument names under which schedules receive the learning rate."""
@@ -65,6 +67,8 @@ def choosing(options: Mapping[str, Any]) -> list[str]:
     found = [name for name in ("patience", "keep_best", "target_accuracy") if options.get(name)]
     if options.get("threshold") == BEST_F1:
         found.append("threshold")
+    if "interval" in options:
+        found.append("interval")
     monitor = options.get("schedule_monitor", "val_loss")
     if options.get("schedule") == "reduce_on_plateau" and monitor.startswith("val_"):
         found.append("schedule")
@@ -136,6 +140,35 @@ def set_threshold(
     model.choose_threshold(samples, number)
     if given == BEST_F1 and history.selection is not None:
         history.selection = replace(history.selection, by=(*history.selection.by, "F1"))
+
+
+def check_interval(options: Mapping[str, Any], found: Dataset) -> None:
+    """Raise an error if intervals are requested that the data set has no values for."""
+    coverage, target = options.get("interval"), found.schema and found.schema.target
+    if coverage is None:
+        return
+    inside = "a probability between 0 and 1"
+    require(0 < coverage < 1, "--interval", inside, coverage, "write 0.9 for 90%")
+    is_value = target is not None and not found.classes and found.schema.series is None
+    got = f"classes in {found.name}" if found.classes else found.name
+    require(is_value, "--interval", "a table with one value to predict", got)
+
+
+def set_interval(
+    options: Mapping[str, Any], model: Model, found: Dataset, table: TableRun | None = None
+) -> None:
+    """Set the interval around predicted values, from errors out of fold or on the held-out part."""
+    coverage = options.get("interval")
+    if coverage is None:
+        return
+    if table is None:
+        assert found.validation is not None  # held out for this option
+        x, y = rows_of(found.validation, 0)
+        errors = y - meaning_of(model, x)
+    else:
+        errors = table.targets - table.predictions[:, 0]
+    assert model.schema is not None
+    model.schema = replace(model.schema, interval=PredictionInterval.of(errors, coverage))
 
 
 def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:

@@ -274,6 +274,12 @@ TRAINING = (
         "validation data",
     ),
     RecipeOption(
+        "interval",
+        Number(),
+        "probability of intervals around predicted values, such as 0.9, from errors on rows that "
+        "were not trained on",
+    ),
+    RecipeOption(
         "seed", CountOption(), "of the initial weights, the order of the samples and dropout", 0
     ),
     RecipeOption(

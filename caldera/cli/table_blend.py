@@ -20,7 +20,7 @@ from caldera.train.tables.training import TableRun, train_table
 from caldera.train.tracking.history import shown_number
 
 BLEND = "model   a blend of a linear model, a network and an ensemble (--fast: one network)"
-_BESIDE_DATA = ("seed", "device", "class_weights", "time", "threshold", "folds")
+_BESIDE_DATA = ("seed", "device", "class_weights", "time", "threshold", "folds", "interval")
 """Options that a blend has too; any other option is for a single network."""
 LEAST_ROWS = 40
 """Number of rows below which folds would be too small."""

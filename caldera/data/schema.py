@@ -18,6 +18,7 @@ import numpy as np
 
 from caldera.base.plain_data import from_plain, to_plain
 from caldera.data.column import KINDS, Column
+from caldera.data.decisions import ClassThreshold, PredictionInterval
 from caldera.data.series import Series, TargetScale
 from caldera.data.tables.table import Table, Values, is_missing
 from caldera.data.text.tokenizer import Tokenizer
@@ -45,14 +46,6 @@ class FeatureSpan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClassThreshold:
-    """Probability from which a model of two classes predicts the class `name`."""
-
-    name: str
-    probability: float
-
-
-@dataclass(frozen=True)
 class Schema:
     """Description of a model's training data.
 
@@ -65,6 +58,7 @@ class Schema:
     - `text`: the tokenizer, for a model of texts.
     - `series`: the windows of a time series, for a model that forecasts.
     - `threshold`: the probability from which one of two classes is predicted, if it is not 0.5.
+    - `interval`: the interval around a predicted value.
 
     >>> from caldera import data
     >>> data.Schema(classes=("cat", "dog")).classes
@@ -81,6 +75,7 @@ class Schema:
     text: Tokenizer | None = None
     series: Series | None = None
     threshold: ClassThreshold | None = None
+    interval: PredictionInterval | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -169,8 +164,8 @@ class Schema:
     def decode(self, outputs: Values, *, probabilities: bool = False) -> dict[str, Values]:
         """Return the predictions of a model by name.
 
-        These are the most probable class and its probability, or the predicted values. With
-        `probabilities`, the probability of each class is added.
+        These are the most probable class and its probability, or the predicted values and their
+        intervals. With `probabilities`, the probability of each class is added.
 
         >>> schema = Schema((Column("width", "number", 0),), Column("kind", "class", 1),
         ...                 ("iris", "rose"), width=2)
@@ -183,7 +178,8 @@ class Schema:
             return dict(zip(self.series.outputs, flat.T, strict=True))
         if not self.classes:
             if name and flat.shape[1] == 1:
-                return {name: flat[:, 0]}
+                ends = {} if self.interval is None else self.interval.around(name, flat[:, 0])
+                return {name: flat[:, 0]} | ends
             return {f"{name or 'value'}{place}": flat[:, place] for place in range(flat.shape[1])}
         largest = flat.max(axis=1, keepdims=True, initial=-np.inf)
         powers = np.exp(flat.astype(np.float64) - largest)
@@ -289,6 +285,8 @@ class Schema:
         ):
             expected = "a class and a probability between 0 and 1 as threshold"
             problem = str(self.threshold)[:200]
+        elif self.interval is not None and not self.interval.is_valid:
+            expected, problem = "an interval of finite numbers", str(self.interval)[:200]
         elif self.reasons and len(self.reasons) != len(self.ignored):
             problem = f"{len(self.reasons)} reasons for {len(self.ignored)} columns"
         else:

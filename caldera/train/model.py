@@ -17,7 +17,7 @@ from caldera.compiler.plan.explain import Explanation
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import canonical, is_float
 from caldera.data.datasets.tables import table_rows
-from caldera.data.schema import ClassThreshold
+from caldera.data.decisions import ClassThreshold
 from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import SCALE, Data, scaled
 from caldera.data.tables.reading import is_table

@@ -56,6 +56,30 @@ def test_fast_trains_a_single_network(caldera: Caldera, table: Path, tmp_path: P
     assert "blend" not in done.out
 
 
+def test_intervals_are_measured_and_written(caldera: Caldera, tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    x = random.normal(size=200)
+    rows = [f"{a},{3 * a + b}" for a, b in zip(x, random.normal(size=200), strict=True)]
+    table = tmp_path / "rain.csv"
+    table.write_text("\n".join(["wind,rain", *rows]))
+    done = caldera("train", table, "--interval", 0.9, "--time", 1, "--out", tmp_path, "--quiet")
+    assert done.status == 0, done.err
+    assert "model   interval of 90%: -1." in done.out
+    assert "of 40 test values are inside" in done.out
+    known = cd.load(tmp_path / "rain.caldera").schema
+    assert known is not None
+    assert known.interval is not None
+    assert 1.3 < known.interval.high < 2.1
+    said = caldera("predict", tmp_path / "rain.caldera", table, "--target-column", "rain")
+    head, first = (line.split(",") for line in said.out.splitlines()[:2])
+    assert head[-2:] == ["rain low", "rain high"]
+    assert float(first[-2]) < float(first[-3]) < float(first[-1])
+    wrong = caldera("train", table, "--interval", 90)
+    assert "write 0.9 for 90%" in wrong.err
+    classes = caldera("train", "digits", "--interval", 0.9)
+    assert "expected a table with one value to predict, got classes in digits" in classes.err
+
+
 @pytest.mark.parametrize(
     ("given", "blend"),
     [

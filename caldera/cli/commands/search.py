@@ -37,7 +37,7 @@ PAGE = "report.html"
 PLOT = "study.svg"
 
 
-_OF_ONE_TRAINING = ("time", "fast", "threshold", "folds")
+_OF_ONE_TRAINING = ("time", "fast", "threshold", "folds", "interval")
 """Options that a search does not have; `--time` is of job scripts."""
 
 add_flags = flags(

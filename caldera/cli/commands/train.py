@@ -10,11 +10,13 @@ from typing import Any
 
 from caldera.base.formatting import table_lines
 from caldera.cli.build import (
+    check_interval,
     held_out,
     make_callbacks,
     make_class_weights,
     make_model,
     resolved,
+    set_interval,
     set_threshold,
 )
 from caldera.cli.command import Command, UsageError, flag, flags
@@ -32,11 +34,12 @@ from caldera.cli.table_blend import (
     trains_blend,
 )
 from caldera.data import Dataset, Schema
+from caldera.data.decisions import PredictionInterval
 from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.saving.checkpoint import CheckpointFolder
 from caldera.train.tracking.history import History
-from caldera.train.tracking.leaderboard import leader_rows
+from caldera.train.tracking.leaderboard import leader_rows, meaning_of, rows_of
 from caldera.train.tracking.run_folder import CURVES, GRAPH, HISTORY, RUN, RunFolder
 from caldera.train.tracking.run_record import RunRecord
 
@@ -83,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = _given(arguments)
     options = complete(recipe)
     found = load_data(options)
+    check_interval(options, found)
     show_findings(found, strict=arguments.strict)
     kept = RunFolder(arguments.out)
     is_blend = not arguments.checkpoint and trains_blend(recipe, found)
@@ -108,6 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         history = _fitted(model, options, found, arguments)
     seconds = time.perf_counter() - started
     set_threshold(options, model, found, history, table)
+    set_interval(options, model, found, table)
     if history.stopped and arguments.quiet:
         print(f"stopped: {history.stopped}")
     status = _status(history.stopped)
@@ -136,6 +141,8 @@ def _print_results(record: RunRecord, model: Model, found: Dataset, trained: str
         print(f"model   {record.selection}")
     if model.schema is not None and model.schema.threshold is not None and record.confusion:
         print(f"model   {_threshold_line(model.schema, record.confusion)}")
+    if model.schema is not None and model.schema.interval is not None and len(found.test):
+        print(f"model   {_interval_line(model, model.schema.interval, found)}")
     if record.leaderboard:
         head, *rows = leader_rows(record.leaderboard, found.classes)
         print(*(f"        {line}" for line in table_lines([head, *rows], left=(0,))), sep="\n")
@@ -181,6 +188,18 @@ def _threshold_line(schema: Schema, confusion: list[list[int]]) -> str:
     f1 = 2 * right / max(sum(confusion[place]) + right + other[place], 1)
     return (
         f"{name!r} is predicted from a probability of {probability:.3g}: F1 {f1:.3f} on test data"
+    )
+
+
+def _interval_line(model: Model, interval: PredictionInterval, found: Dataset) -> str:
+    """Return a line about the interval, with its coverage of the test data."""
+    x, y = rows_of(found.test, 0)
+    errors = y - meaning_of(model, x)
+    inside = float(((errors >= interval.low) & (errors <= interval.high)).mean())
+    ends = f"{interval.low:+.4g} to {interval.high:+.4g}"
+    return (
+        f"interval of {interval.coverage:.0%}: {ends} around each value, {inside:.1%} of "
+        f"{len(y):,} test values are inside"
     )
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from caldera.base.arguments import require
 from caldera.data import Data, Dataset, Loader, Pipeline, Schema
-from caldera.data.schema import ClassThreshold, FeatureSpan
+from caldera.data.decisions import ClassThreshold
+from caldera.data.schema import FeatureSpan
 from caldera.data.tables.table import MISSING, carried_columns
 from caldera.draw.charts import thumbnail
 from caldera.errors import DataError
