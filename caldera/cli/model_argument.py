@@ -1,4 +1,4 @@
-"""What `summary`, `graph` and `plan` are about: a network of the zoo, a recipe, or a model file."""
+"""Argument of `summary`, `graph` and `plan`: a network of the zoo, a recipe, or a model file."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Optimizer(OptimizerState, ABC):
     """
     gives_way: ClassVar[Mapping[str, str]] = {"decay": "weight_decay"}
     decays_inside: ClassVar[bool] = False
-    """Whether `update` itself makes decoupled decay part of the step, with `self.pull`."""
+    """True if `update` itself adds decoupled decay to the step, by `self.pull`."""
 
     def __init__(
         self,

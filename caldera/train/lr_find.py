@@ -40,7 +40,7 @@ _LEAST_STEPS = 10
 
 @dataclass(frozen=True)
 class LearningRates:
-    """What `lr_find` saw: the loss at each learning rate, and the rate it suggests.
+    """Result of `lr_find`: the loss at each learning rate, and the suggested rate.
 
     >>> from caldera.train.lr_find import LearningRates
     >>> found = LearningRates([0.01, 0.1, 1.0], [1.0, 0.5, 2.0], [1.0, 0.5, 2.0], 0.1)

@@ -38,7 +38,7 @@ def uniform(node: Node) -> Number | None:
 
 
 def is_positive_test(node: Node, value: Node) -> bool:
-    """Whether `node` is value > 0."""
+    """Return True if `node` is the comparison value > 0."""
     return node.op is greater and node.inputs[0] is value and uniform(node.inputs[1]) == 0
 
 

@@ -211,7 +211,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `plan.explain()` found; printed, or as the last line of a notebook's cell, a table.
+    """Result of `plan.explain()`: the kernel of each step, shown as a table.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -50,7 +50,7 @@ class Event(ABC):
         """Wait for the work before this point, and raise what went wrong in it."""
 
     def settle(self) -> None:
-        """As `synchronize`, but it only counts as a wait if there is something to wait for."""
+        """Synchronise; counted as a wait only if work is pending."""
         if self.done():
             self.check()
         else:

@@ -57,7 +57,7 @@ class Table:
     rows: NDArray[np.int64]
     where: str
     row_word: str = "row"
-    """What `rows` counts: the rows of a frame, or the lines of a file."""
+    """Unit of `rows`: rows of a frame, or lines of a file."""
     notes: tuple[str, ...] = ()
     """Guesses about the file as a whole that the user should see."""
     delimiter: str = ""

@@ -139,7 +139,7 @@ class Stages(Sequence[BatchStage]):
             each if isinstance(each, BatchStage) else _Called(each) for each in given
         )
         self.following = sum(stage.following for stage in self._stages)
-        """How many samples that come after a batch its making needs."""
+        """Number of samples after a batch that are required to prepare it."""
 
     def apply(self, arrays: Arrays, draw: Draw, first: int = 0, end: int | None = None) -> Arrays:
         """Apply the stages from `first` to `end` to a batch."""
