@@ -132,7 +132,7 @@ class _Fuser:
             self.group[node] = first
 
     def _separated(self, first: _Group, second: _Group) -> bool:
-        """Return True if `second` reads a value that is not ready while the loop of `first` runs."""
+        """Return True if `second` reads a value that is not ready while `first` is running."""
         for given in second.reads:
             between = self.group[given]
             if between is first:
