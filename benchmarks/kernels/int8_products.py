@@ -4,7 +4,8 @@
 
 Each row of the first table is a dense layer of 2048 x 2048 on some rows, in float32 and in 8 bits,
 in Caldera and in ONNX Runtime (its dynamic quantisation). All run in one process and take turns;
-times are processor time of the calling thread. The second table has networks trained on MNIST.
+times are processor time of the calling thread. The second table has networks trained on
+MNIST and CIFAR-10.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -75,13 +77,12 @@ def product(rows: int, folder: Path) -> str:
     return f"| {rows} | " + " | ".join(cells) + f" | {error:.1%} |"
 
 
-def accuracy(name: str, layers: list[nn.Layer], *, calibrated: bool) -> str:
-    """The row of a network trained on MNIST."""
-    mnist = cd.data.mnist()
+def accuracy(name: str, data: Any, layers: list[nn.Layer], *, calibrated: bool) -> str:
+    """The row of a network trained on images."""
     model = cd.NeuralNetwork(layers, seed=1, batch_size=128)
-    model.fit(mnist.train, epochs=2, verbose=0)
-    samples = mnist.train.x[:500] if calibrated else None
-    found = model.quantise(samples=samples, ends=True, data=mnist.test).quantisation
+    model.fit(data.train, epochs=2, verbose=0)
+    samples = data.train.x[:500] if calibrated else None
+    found = model.quantise(samples=samples, ends=True, data=data.test).quantisation
     assert found is not None
     before, after = (each["accuracy"] for each in (found.before, found.after))
     steps = "calibrated" if calibrated else "by row"
@@ -101,12 +102,15 @@ def main() -> None:
         for rows in (1, 8, 32, 256):
             tables[0].append(product(rows, Path(folder)))
             print(tables[0][-1], flush=True)
+    mnist, cifar = cd.data.mnist(), cd.data.cifar10()
     for calibrated in (False, True):
-        for name, layers in (
-            ("784-512-512-10", nn.models.mlp((1, 28, 28), hidden=(512, 512))),
-            ("LeNet-5, dense layers", nn.models.lenet5()),
+        for name, data, layers in (
+            ("784-512-512-10", mnist, nn.models.mlp((1, 28, 28), hidden=(512, 512))),
+            ("LeNet-5, dense layers", mnist, nn.models.lenet5()),
+            ("CIFAR-10, 3072-256-256-10", cifar, nn.models.mlp((3, 32, 32), hidden=(256, 256))),
+            ("CIFAR-10, LeNet-5, dense layers", cifar, nn.models.lenet5((3, 32, 32))),
         ):
-            tables[1].append(accuracy(name, layers, calibrated=calibrated))
+            tables[1].append(accuracy(name, data, layers, calibrated=calibrated))
             print(tables[1][-1], flush=True)
     if arguments.write:
         parts = RESULTS.read_text().split("\n\n")

@@ -124,6 +124,8 @@ def jvp_plan(model: Model, rows: int) -> FunctionPlan:
 
 def step_planner(model: Model) -> Planner:
     """Return a function for plans of a training step on a whole batch; they share variables."""
+    where, expected = "export of step", "a network with weights to train"
+    require(model.parameters(), where, expected, "none", "export this model without step")
     halves = model.precision == "float16"
     steps = StepPlans(
         model,

@@ -11,6 +11,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, optim
+from caldera.errors import ConfigError
 from caldera.nn import Layer
 from tests.unit.export.loaded import Loaded, needs
 
@@ -133,3 +134,9 @@ def test_other_numbers_of_rows_and_bad_losses_are_refused(exported: tuple[cd.Mod
         np.testing.assert_array_equal(loaded.predict(x, outputs=(2,)), before)
         assert loaded.call("step", ROWS, x, y, loss) == 0
         assert not np.array_equal(loaded.predict(x, outputs=(2,)), before)
+
+
+def test_a_network_without_weights_has_no_steps(tmp_path: Path) -> None:
+    model = cd.NeuralNetwork([nn.Input((6,)), nn.ReLU()], loss="mean_squared")
+    with pytest.raises(ConfigError, match="export of step: expected a network with weights"):
+        cd.export.c(model, tmp_path, name="wing", step=True)
