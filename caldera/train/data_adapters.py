@@ -20,6 +20,7 @@ from caldera.data import Data, Dataset, IterableData, Pipeline, RaggedData
 from caldera.data.datasets.splits import split_rows
 from caldera.data.sources.indexed_data import TARGETS, is_data_loader, is_indexed
 from caldera.errors import ConfigError, DataError
+from caldera.nn import Dense, Input
 from caldera.nn.convolution import Convolution
 from caldera.nn.losses import REGRESSION
 from caldera.train.arguments import arrays as checked_arrays
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 
 _CHANNELS = (1, 3, 4)
+_FAR = 100.0
+"""Mean size of a column of inputs from which networks train badly."""
+_MOST_MEASURED = 100_000
+"""Approximate number of values that this size is measured on."""
 
 
 def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
@@ -368,3 +373,24 @@ def _check(data: Pipeline, part: float) -> None:
         "hold them out first: parts = dataset.hold_out(0.2), then "
         "fit(data.Pipeline(parts.train, stages), validation=parts.validation)",
     )
+
+
+def warn_of_raw_units(model: Model, data: Pipeline) -> None:
+    """Warn if rows in raw units are the input of a network whose first layer is dense."""
+    network, stored = model.sequence(), None if len(data.stages) else data.stored()
+    if network is None or stored is None or model.epochs_done:
+        return
+    x = stored.arrays[0]
+    first = next((each for each in network.layers if not isinstance(each, Input)), None)
+    if x.ndim != 2 or x.dtype.kind != "f" or not x.size or not isinstance(first, Dense):
+        return
+    some = x[:: max(1, len(x) * x.shape[1] // _MOST_MEASURED)]
+    size = np.sqrt(np.square(some, dtype=np.float64).mean(axis=0))
+    place = int(size.argmax())
+    if size[place] > _FAR:
+        warnings.warn(
+            f"fit: column {place} of the inputs has the mean size {size[place]:.3g}; arrays are "
+            "used as they are. Start the network with nn.Rescale.fit(x) or nn.BatchNorm(), or "
+            "read tables with cd.data.table, which scales columns",
+            stacklevel=4,
+        )

@@ -15,7 +15,7 @@ from caldera.data import Data, IterableData, Pipeline
 from caldera.optim import LossScale
 from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
-from caldera.train.data_adapters import Parts
+from caldera.train.data_adapters import Parts, warn_of_raw_units
 from caldera.train.debug.nonfinite import StopAtNonFinite
 from caldera.train.progress import Progress
 from caldera.train.resident import resident
@@ -106,6 +106,7 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     held_out = _begin(model, strategy, state, parts, given, options)
     if strategy.communicator.rank == 0:
         warn_of_one_class(model, given.pipeline, given.sample)
+        warn_of_raw_units(model, given.pipeline)
         parts.warn_of_test(model, options.callbacks)
     facts, steps = _steps(model, strategy, given)
     run, saver = _run(model, strategy, steps, given, held_out, options)

@@ -3,6 +3,7 @@ channels are last."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,17 @@ def test_elements_of_tensors_as_in_the_seed() -> None:
         t.set((2, 0), 1.0)
     assert cd.tensor(3).get(()) == 3
     assert float(op.sum(t).eval()) == 13.0
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_rows_in_raw_units_are_named_once(scaled: bool) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype("float32") * [1, 500, 1]
+    first = [nn.Rescale.fit(x)] if scaled else []
+    model = cd.NeuralNetwork([nn.Input((3,)), *first, nn.Dense(1)], "mse")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model.fit((x, x[:, :1]), epochs=1, verbose=0)
+    found = [str(each.message) for each in said]
+    assert len(found) == (0 if scaled else 1)
+    assert scaled or "column 1 of the inputs has the mean size" in found[0]
