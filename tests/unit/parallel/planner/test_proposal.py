@@ -255,6 +255,15 @@ def test_the_link_between_ranks_is_measured_by_all_of_them() -> None:
         measured_wire(SingleProcess())
 
 
+def test_a_link_is_at_least_as_fast_as_the_sums_that_it_carried() -> None:
+    slow = Wire(1e-6, 1e3)
+    with patch("caldera.parallel.planner.cluster.measured_link", lambda comm: slow):
+        found = run_virtual_ranks(2, measured_wire)[0]
+    assert found.meeting <= found.bandwidth
+    assert found.bandwidth > 100 * slow.bandwidth
+    assert found.summed(1e6) == found.seconds(1e6)
+
+
 def test_compute_is_a_line_between_what_was_measured_and_never_falls() -> None:
     compute = Compute(((1.0, 1.0), (2.0, 0.5), (4.0, 3.0)))
     assert [compute.seconds(each) for each in (1, 2, 3, 4, 5)] == [1.0, 1.0, 2.0, 3.0, 4.0]
