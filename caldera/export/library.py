@@ -57,6 +57,7 @@ def c(
 
     A model of a table has a function that encodes rows of numbers and categories, and one with the
     names of classes. Other columns and texts are refused, unless `preprocessing` is False.
+    Refused are also networks that mix the rows of a batch, as a softmax along axis 0 does.
 
     Without `build`, or where no C compiler is installed, the folder has the sources and object
     files, from which CMake builds the library.
