@@ -8,6 +8,8 @@ of convolutions, sums for normalisations, and channels last in memory.
 
 from __future__ import annotations
 
+from typing import Any
+
 from caldera.compiler.passes.constants import source_of
 from caldera.compiler.passes.layout import FOLLOWING, IMAGES
 from caldera.core.graph import ITEM, Node, Nodes, Program, item
@@ -79,7 +81,7 @@ def _image_of(node: Node, inputs: Nodes, images: dict[Node, Node]) -> Node | Non
     return made[0].inputs[0] if len(made) > 1 else made[0]
 
 
-def _add_row(attrs: dict[str, object]) -> None:
+def _add_row(attrs: dict[str, Any]) -> None:
     """Insert the row into the attributes of an op that moves elements."""
     for name, value in attrs.items():
         if name == "axis":
