@@ -144,12 +144,13 @@ def set_threshold(
 
 def check_interval(options: Mapping[str, Any], found: Dataset) -> None:
     """Raise an error if intervals are requested that the data set has no values for."""
-    coverage, target = options.get("interval"), found.schema and found.schema.target
+    coverage, schema = options.get("interval"), found.schema
     if coverage is None:
         return
     inside = "a probability between 0 and 1"
     require(0 < coverage < 1, "--interval", inside, coverage, "write 0.9 for 90%")
-    is_value = target is not None and not found.classes and found.schema.series is None
+    is_table = schema is not None and schema.target is not None and schema.series is None
+    is_value = is_table and not found.classes
     got = f"classes in {found.name}" if found.classes else found.name
     require(is_value, "--interval", "a table with one value to predict", got)
 

@@ -73,7 +73,7 @@ class Tensor(StridedArray, ScalarConversions):
             fill, kind = None, fill
             if type(dtype) is int:
                 dtype, device = "float32", dtype
-        elif type(dtype) is Kind:
+        elif isinstance(dtype, Kind):
             dtype, kind, device = "float32", dtype, device if type(kind) is Kind else kind
         self._dtype = canonical(dtype)
         self._layout = StridedView(sizes, row_major_strides(sizes), 0)
