@@ -74,7 +74,8 @@ class Tensor(StridedArray, ScalarConversions):
             if type(dtype) is int:
                 dtype, device = "float32", dtype
         elif isinstance(dtype, Kind):
-            dtype, kind, device = "float32", dtype, device if type(kind) is Kind else kind
+            device = device if isinstance(kind, Kind) else kind
+            dtype, kind = "float32", dtype
         self._dtype = canonical(dtype)
         self._layout = StridedView(sizes, row_major_strides(sizes), 0)
         self._memory = MemoryManager(size(sizes), self._dtype, kind, device, owner=name)
