@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_floors import FLOORS, INNER
-from tools.floors import PICTURE, picture
+from tests.test_package_layers import INNER, LAYERS
+from tools.package_layers import PICTURE, picture
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/architecture.md").read_text()
@@ -37,21 +37,23 @@ def _names(path: Path) -> set[str]:
     return found
 
 
-def test_the_picture_shows_the_floors() -> None:
+def test_the_picture_shows_the_layers() -> None:
     drawn = PICTURE.read_text()
-    assert drawn == picture(FLOORS, INNER), "python -m tools.floors draws it"
-    for floor, rooms in FLOORS.items():
-        group = drawn.partition(f'id="floor-{floor}"')[2].partition("</g>")[0]
-        assert tuple(re.findall(r'class="room"[^>]*>([^<]+)<', group)) == rooms
+    assert drawn == picture(LAYERS, INNER), "python -m tools.package_layers draws it"
+    for layer, packages in LAYERS.items():
+        group = drawn.partition(f'id="layer-{layer}"')[2].partition("</g>")[0]
+        assert tuple(re.findall(r'class="package"[^>]*>([^<]+)<', group)) == packages
     described = {
-        int(floor): set(re.findall(r"\w+", rooms)) for floor, rooms, _ in _rows("The floors")
+        int(layer): set(re.findall(r"\w+", packages))
+        for layer, packages, _ in _rows("Layers of packages")
     }
-    assert described == {floor: set(rooms) for floor, rooms in FLOORS.items()}
+    assert described == {layer: set(packages) for layer, packages in LAYERS.items()}
     assert f"({PICTURE.relative_to(ROOT / 'docs')})" in PAGE
 
 
 @pytest.mark.parametrize(
-    "title", ["The way of a batch", "The way of a gradient", "The way of a command"]
+    "title",
+    ["From a batch to a step", "From the loss to new weights", "From a command to its result"],
 )
 def test_the_ways_lead_through_functions_that_exist(title: str) -> None:
     rows = _rows(title)

@@ -2,7 +2,7 @@
 
 Convolution, batch normalisation, dropout, LSTM, Adam with a schedule and loss scaling are one
 graph. It trains on full batches and a smaller last one, on one rank and on two, planned, captured
-and replayed. If the semantics of the floors did not fit together, something here would differ.
+and replayed. If the semantics of the layers did not fit together, something here would differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The floors of the house: a lower one never imports a higher one."""
+"""Layers of packages: a lower layer never imports a higher one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import caldera
 
 ROOT = Path(caldera.__file__).parent
 
-FLOORS = {
+LAYERS = {
     1: ("errors",),
     2: ("base",),
     3: ("core",),
@@ -29,7 +29,7 @@ FLOORS = {
     11: ("search", "bench"),
     12: ("sklearn", "cli"),
 }
-FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in packages}
 INNER = {
     "core": (("memory",), ("tensor",), ("graph",)),
     "compiler": (("passes",), ("plan", "sharding"), ("lazy",)),
@@ -93,9 +93,9 @@ def _files() -> list[Path]:
     return [path for path in ROOT.rglob("*.py") if path.parent != ROOT or "__" not in path.stem]
 
 
-def test_every_room_has_a_floor() -> None:
-    rooms = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in _files()}
-    assert rooms == FLOOR_OF.keys()
+def test_every_package_has_a_layer() -> None:
+    packages = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in _files()}
+    assert packages == LAYER_OF.keys()
 
 
 def test_training_and_strategies_meet_in_their_protocols_alone() -> None:
@@ -111,28 +111,28 @@ def test_training_and_strategies_meet_in_their_protocols_alone() -> None:
                 assert each.name.startswith("caldera.train.strategy."), path
 
 
-def test_no_floor_imports_a_higher_one() -> None:
+def test_no_layer_imports_a_higher_one() -> None:
     wrong = []
     for path in _files():
-        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        package = path.relative_to(ROOT).parts[0].removesuffix(".py")
         for each in _own(path):
             other = each.name.split(".")[1]
-            if FLOOR_OF[other] > FLOOR_OF[room]:
+            if LAYER_OF[other] > LAYER_OF[package]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {each.name}")
     assert not wrong
 
 
-@pytest.mark.parametrize("room", INNER)
-def test_no_inner_level_imports_a_higher_one(room: str) -> None:
-    level = {name: number for number, names in enumerate(INNER[room]) for name in names}
-    assert {path.name for path in (ROOT / room).iterdir() if path.is_dir()} - level.keys() <= {
+@pytest.mark.parametrize("package", INNER)
+def test_no_inner_level_imports_a_higher_one(package: str) -> None:
+    level = {name: number for number, names in enumerate(INNER[package]) for name in names}
+    assert {path.name for path in (ROOT / package).iterdir() if path.is_dir()} - level.keys() <= {
         "__pycache__"
     }
-    for path in (ROOT / room).rglob("*/*.py"):
-        own = level[path.relative_to(ROOT / room).parts[0]]
+    for path in (ROOT / package).rglob("*/*.py"):
+        own = level[path.relative_to(ROOT / package).parts[0]]
         for each in _own(path):
             _, other, *inside = each.name.split(".")
-            if other == room and inside[0] in level:
+            if other == package and inside[0] in level:
                 assert level[inside[0]] <= own, f"{path.relative_to(ROOT)} imports {each.name}"
 
 
@@ -147,18 +147,18 @@ def test_no_import_of_our_own_hides_in_a_function() -> None:
 
 
 def test_no_packages_import_each_other_in_a_circle() -> None:
-    """Packages of one floor may import each other, but in one direction."""
-    lower: dict[str, set[str]] = {room: set() for room in FLOOR_OF}
+    """Packages of one layer may import each other, but in one direction."""
+    lower: dict[str, set[str]] = {package: set() for package in LAYER_OF}
     for path in _files():
-        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        lower[room] |= {each.name.split(".")[1] for each in _own(path)} - {room}
+        package = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        lower[package] |= {each.name.split(".")[1] for each in _own(path)} - {package}
     try:
         TopologicalSorter(lower).prepare()
     except CycleError as error:
         pytest.fail(f"packages import each other in a circle: {' -> '.join(error.args[1])}")
 
 
-def test_only_some_rooms_know_the_optional_libraries() -> None:
+def test_only_some_packages_know_the_optional_libraries() -> None:
     allowed = {
         "cupy": ("core/memory/", "kernels/cuda/", "comm/nccl.py"),
         "mpi4py": ("comm/mpi.py", "comm/abort.py"),
