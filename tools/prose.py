@@ -202,7 +202,9 @@ def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
     Replacement fields of f-strings become CODE.
     """
     skipped: set[int] = set()
-    for node in ast.walk(tree):
+    kinds = (ast.Expr, ast.JoinedStr, ast.Constant)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    for node in nodes:
         if isinstance(node, ast.Expr):
             skipped.add(id(node.value))
         elif isinstance(node, ast.JoinedStr):
@@ -211,7 +213,7 @@ def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 part.format_spec for part in node.values if isinstance(part, ast.FormattedValue)
             ]
             skipped.update(id(part) for spec in specs if spec for part in ast.walk(spec))
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
