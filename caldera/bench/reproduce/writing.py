@@ -191,6 +191,7 @@ def counts_text(rows: Iterable[tuple[str, ...]]) -> str:
 def summary_of(done: Done, failed: Mapping[str, str], *, quick: bool) -> str:
     """Return one page of Markdown: the verdicts, the papers' figures, and every quantity."""
     machine, rows = machine_facts(settings.threads), figure_rows(done, failed)
+    busy = ", ".join(f"`{each.name}`" for each, found in done.items() if found.busy)
     lines = [
         "# Published claims",
         "",
@@ -200,7 +201,7 @@ def summary_of(done: Done, failed: Mapping[str, str], *, quick: bool) -> str:
         "Every sample is in "
         + ", ".join(f"`{file_name(each, 'json')}`" for each in done)
         + ", which are not files of the bench: `caldera check` does not read them.",
-        *([BUSY_TEXT] if any(each.busy for each in done.values()) else []),
+        *([f"During {busy}: {BUSY_TEXT[0].lower()}{BUSY_TEXT[1:]}"] if busy else []),
         "",
         f"{counts_text(rows)}.",
         "",

@@ -140,6 +140,7 @@ def test_a_busy_machine_is_named(
     done = caldera("reproduce", "--out", tmp_path)
     assert done.err.startswith("Other programs used the machine: verdicts on speed are undecided")
     assert "verdicts on speed" in (tmp_path / "reproduce-made.md").read_text()
+    assert "During `made`: other programs" in (tmp_path / "reproduce-all.md").read_text()
 
 
 def test_an_experiment_that_fails_leaves_the_others_alone(
