@@ -155,6 +155,19 @@ def check_interval(options: Mapping[str, Any], found: Dataset) -> None:
     require(is_value, "--interval", "a table with one value to predict", got)
 
 
+def check_interval_rows(options: Mapping[str, Any], found: Dataset) -> None:
+    """Raise an error if there are too few rows for the coverage of the intervals."""
+    coverage = options.get("interval")
+    if coverage is None:
+        return
+    is_held_out = found.validation is not None
+    rows = len(found.train if found.validation is None else found.validation)
+    least = PredictionInterval.least_rows(coverage)
+    expected = f"at least {least:,} rows to measure errors on, for a coverage of {coverage:g}"
+    hint = "request a smaller coverage" + (" or a larger --validation-part" if is_held_out else "")
+    require(rows >= least, "--interval", expected, f"{rows:,}", hint)
+
+
 def set_interval(
     options: Mapping[str, Any], model: Model, found: Dataset, table: TableRun | None = None
 ) -> None:

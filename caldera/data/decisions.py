@@ -35,11 +35,21 @@ class PredictionInterval:
         """Return the interval for errors of rows that a model was not trained on.
 
         Its ends are the errors of rank (n + 1) * (1 - coverage) / 2 from both sides, as in split
-        conformal prediction (Vovk, 2005).
+        conformal prediction (Vovk, 2005). With fewer rows than `least_rows` they are the smallest
+        and the largest error, which cover less.
         """
         found, count = np.sort(errors.astype(np.float64)), len(errors)
         rank = max(math.floor((count + 1) * (1 - coverage) / 2 + 1e-9), 1)
         return cls(coverage, float(found[rank - 1]), float(found[count - rank]))
+
+    @staticmethod
+    def least_rows(coverage: float) -> int:
+        """Return the number of errors from which an interval has its coverage.
+
+        >>> PredictionInterval.least_rows(0.9), PredictionInterval.least_rows(0.99)
+        (19, 199)
+        """
+        return math.ceil(2 / (1 - coverage) - 1 - 1e-9)
 
     def around(self, name: str, values: Values) -> dict[str, Values]:
         """Return the ends of the intervals around predicted values, by name."""

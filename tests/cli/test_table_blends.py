@@ -76,6 +76,11 @@ def test_intervals_are_measured_and_written(caldera: Caldera, tmp_path: Path) ->
     assert float(first[-2]) < float(first[-3]) < float(first[-1])
     wrong = caldera("train", table, "--interval", 90)
     assert "write 0.9 for 90%" in wrong.err
+    few = caldera("train", table, "--interval", 0.999, "--out", tmp_path / "few")
+    assert "expected at least 1,999 rows" in few.err
+    part = ("--fast", "--validation-part", 0.1, "--out", tmp_path / "part")
+    fewer = caldera("train", table, "--interval", 0.9, *part)
+    assert "request a smaller coverage or a larger --validation-part" in fewer.err
     classes = caldera("train", "digits", "--interval", 0.9)
     assert "expected a table with one value to predict, got classes in digits" in classes.err
 

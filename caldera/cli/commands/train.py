@@ -11,6 +11,7 @@ from typing import Any
 from caldera.base.formatting import table_lines
 from caldera.cli.build import (
     check_interval,
+    check_interval_rows,
     held_out,
     make_callbacks,
     make_class_weights,
@@ -97,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = augmented(held_out(found, options), options)
         model = make_model(options, found)
         lines = [_described(options, found, model)]
+    check_interval_rows(options, found)
     print("\n".join([*_columns(found), *lines]), flush=True)
     kept.path.mkdir(parents=True, exist_ok=True)
     write_recipe(kept.path / RECIPE, options)
