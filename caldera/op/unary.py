@@ -196,7 +196,7 @@ def sign(x: Any) -> Expr:
 
 
 def floor(x: Any) -> Expr:
-    """Return the largest integer <= `x`, as a float; its derivative is 0.
+    """Return the largest integer <= `x`, in its dtype; its derivative is 0.
 
     >>> import caldera as cd
     >>> from caldera import op
