@@ -113,7 +113,8 @@ def var(
     [[1.0, 0.0], [0.0, 1.0]]
     """
     if shape is None:
-        shape = np.shape(fill) if isinstance(fill, np.ndarray | Tensor | Sequence) else ()
+        has_shape = isinstance(fill, np.ndarray | Tensor | list | tuple)
+        shape = array_of(fill, f"variable {name}").shape if has_shape else ()
     tensor = Tensor(shape, fill=fill, dtype=dtype, kind=kind, device=device, name=name)
     return Variable.of(name, tensor)
 

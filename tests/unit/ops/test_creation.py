@@ -82,3 +82,9 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         function()
+
+
+def test_lists_of_unequal_lengths_have_no_shape_for_a_variable() -> None:
+    with pytest.raises(ShapeError, match=r"variable w.*nested lists of equal lengths"):
+        op.var("w", fill=[[1.0], [1.0, 2.0]])
+    assert op.var("w", fill=[[1.0, 2.0]]).shape == (1, 2)

@@ -47,7 +47,7 @@ def _int8_linear(write: Any, pair: Any) -> str:
 
 
 def _by_row(write: Any, given: str, weight: str, scale: str) -> str:
-    """The product with a step for each row of the inputs."""
+    """Write the product with a step for each row of the inputs."""
     size = write.add("ReduceMax", write.add("Abs", given), write.integers([1]), keepdims=1)
     most, least, tiny = (write.scalar(each, float32) for each in (LARGEST, -LARGEST, LEAST))
     steps = write.add("Max", write.add("Div", size, most), tiny)
