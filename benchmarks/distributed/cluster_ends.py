@@ -1,12 +1,12 @@
-"""Clean ends under torchrun, strangers and replays at every port, two process namespaces: counted.
+"""Count clean ends under torchrun, attacks on ports, and messages between process namespaces.
 
     python benchmarks/distributed/cluster_ends.py torchrun strangers namespaces --kept counts.jsonl
 
-torchrun (`--torchrun PATH`) starts worlds of three ranks that compute and end. Strangers send
-random and half-right bytes to the port of a search, of a session's master and of a world's first
-rank, while these wait for a process with the key; then a process with the key connects through
-a relay, and what it has sent is sent again. The namespaces are those of
-tests/cluster/test_namespaces.py, with more and longer messages. One JSON line for each part.
+torchrun (`--torchrun PATH`) starts worlds of three ranks that compute and exit. Strangers send
+random and partly valid bytes to the ports of a search, of a session's master and of a world's
+first rank, which wait for a process with the key. Then a process with the key connects through a
+relay, and its bytes are replayed. The namespaces are taken from tests/cluster/test_namespaces.py,
+with more and longer messages. The output has one JSON line for each part.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def torchrun(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _stranger(port: int, said: bytes) -> bool:
-    """Send something; return True if more comes back than a challenge, or a later answer."""
+    """Send bytes; return True if the reply is more than a challenge, or a later reply follows."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), 10) as link:
         link.settimeout(10)
         link.sendall(said)
@@ -105,7 +105,7 @@ def _kinds(draw: random.Random, recorded: bytes) -> Iterator[bytes]:
 
 
 class Relay:
-    """A port that passes bytes to another and keeps them."""
+    """Port that forwards bytes to another port and records them."""
 
     def __init__(self, port: int) -> None:
         self._to, self.sent, self.answered = port, b"", b""
@@ -141,7 +141,7 @@ def _recorded() -> bytes:
 
 @contextmanager
 def _watched() -> Iterator[list[Listener]]:
-    """Keep every listener that is made in this process."""
+    """Record every listener that this process creates."""
     made: list[Listener] = []
     begin = Listener.__init__
 
@@ -281,7 +281,7 @@ PARTS = {"torchrun": torchrun, "strangers": strangers, "namespaces": namespaces}
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the requested parts."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("parts", nargs="*", default=list(PARTS), choices=[*PARTS, []])
     options.add_argument("--torchrun", default="torchrun")

@@ -1,11 +1,11 @@
-"""What the planner predicts beside what really happens: 2, 4 and 8 ranks of one machine.
+"""Compare the planner's predictions with measured steps on 2, 4 and 8 ranks of one machine.
 
     python benchmarks/distributed/plan_runs.py facts.json
     python benchmarks/distributed/plan_check.py facts.json
 
-`plan_runs.py` has what is measured. The planner is told what it would find out by itself: how long
-one rank computes, what is between ranks, how long encoding takes, and that all ranks share the
-cores of this machine. Everything at 2, 4 and 8 ranks is predicted from that.
+`plan_runs.py` measures. The planner receives its usual calibration: the compute time of one rank,
+the link between ranks, the time of encoding, and the cores that all ranks share. It predicts the
+steps on 2, 4 and 8 ranks from this calibration.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEAD = """
 
 
 def setting_of(facts: dict[str, Any], found: dict[str, Any], place: str, ranks: int) -> Setting:
-    """What the planner is told: the calibration beside some strategies."""
+    """Return the planner's setting from the calibration measured beside some strategies."""
     cores, workload = facts["cores"], workload_of(model())
     wire, seen = Wire(**found["link"]), found["compute"]["times"]
     compute = Compute(**seen | {"points": tuple(map(tuple, seen["points"]))})
@@ -45,7 +45,7 @@ def setting_of(facts: dict[str, Any], found: dict[str, Any], place: str, ranks: 
 
 
 def calibrations(facts: dict[str, Any], place: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Numbers of ranks, with what was measured together."""
+    """Yield each number of ranks with the results measured together."""
     for key, found in facts.items():
         if key.startswith(f"{place}, "):
             yield int(key.split(", ")[1]), found

@@ -1,16 +1,15 @@
-"""Real runs for `plan_check.py`: what a step takes on 2, 4 and 8 ranks of this machine.
+"""Measure training steps on 2, 4 and 8 ranks of this machine, for `plan_check.py`.
 
     python benchmarks/distributed/plan_runs.py FACTS.json [--places "shared memory" 1gbit] \\
         [--ranks 2 4 8]
 
-What it measures it adds to the file, so that a long check can be done in pieces. First what the
-planner calibrates itself by: a rank's compute with as many others beside it as there will be (but
-no more than cores), each for itself; the link between two ranks; encoding. Then some strategies
-train as `fit` does, on shared memory and, where this machine allows it (root, `ip`, `tc`), in
-network namespaces with a link for each rank. All but encoding is measured anew for the next ones,
-since other programs change the pace of a machine. Encoding is measured in seconds of a core; the
-part of a core that a rank got while it computed is noted. A step's time is that of the slowest
-rank; bytes are what all communicators of the busiest rank counted.
+Results are added to the file, so a long check can run in pieces. First the calibration of the
+planner is measured: the compute time of a rank beside the other ranks (at most one per core), the
+link between two ranks, and the time of encoding. Then strategies train as `fit` does, in shared
+memory and, given root, `ip` and `tc`, in network namespaces with a link for each rank. Except for
+encoding, the calibration is repeated every few strategies, because other programs change the speed
+of a machine. Encoding is measured in seconds of a core; the share of a core that a rank had is
+recorded. The time of a step is the slowest rank's; bytes are counted on the busiest rank.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ TOGETHER = 6
 
 
 def names(ranks: int, place: str) -> list[str]:
-    """The ways to train that are compared, as the planner calls them."""
+    """Return the planner's names of the compared strategies."""
     servers = f"{ranks} servers"
     halves = {2: "model 2", 4: "data 2 x model 2", 8: "data 4 x model 2"}[ranks]
     stages = {2: "pipeline 2", 4: "pipeline 4", 8: "data 2 x pipeline 4"}[ranks]
@@ -83,13 +82,13 @@ def names(ranks: int, place: str) -> list[str]:
 
 
 def model() -> cd.NeuralNetwork:
-    """The seed's MLP."""
+    """Return the MLP of the MagmaDNN paper."""
     layers = nn.models.mlp((784,), hidden=(528,) * 3, activation="sigmoid")
     return cd.NeuralNetwork(layers, optimizer=optim.SGD(0.05), batch_size=BATCH)
 
 
 class SendingClock(StepClock):
-    """Notes when each step ends, and the bytes that this rank had sent by then."""
+    """Record the end of each step, and the bytes that this rank had sent until then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,10 +101,10 @@ class SendingClock(StepClock):
 
 
 def trained(strategy: Strategy, turns: int, every: int) -> tuple[float, float]:
-    """Seconds of a step, and the bytes of it that this rank sent.
+    """Return the seconds of a step, and the bytes that this rank sent in it.
 
-    It is timed over turns of so many steps, of which one has the exchange; the median counts. In
-    the first one plans are made, and algorithms are chosen.
+    The time is the median over rounds of several steps, with one exchange each. The first round,
+    in which plans are compiled and algorithms chosen, is not counted.
     """
     generator = np.random.default_rng(0)
     x = generator.normal(size=(BATCH * (turns + 1) * every, 784)).astype("float32")
@@ -119,7 +118,7 @@ def trained(strategy: Strategy, turns: int, every: int) -> tuple[float, float]:
 
 
 def the_ways(ranks: int, place: str, wire: Wire) -> Iterator[TrainingWay]:
-    """Those of `names`, of all that the planner knows."""
+    """Return the planner's strategies with these names."""
     per_node = ranks if place == SHARED else 1
     cluster = Cluster(ranks, wire, per_node=per_node)
     workload = workload_of(model())
@@ -133,7 +132,7 @@ def the_ways(ranks: int, place: str, wire: Wire) -> Iterator[TrainingWay]:
 
 
 def compute() -> dict[str, Any]:
-    """Ranks that share nothing but the machine."""
+    """Measure the compute time of independent ranks on one machine."""
     world().Barrier()
     clock = Stopwatch()
     found, _ = measured(model(), workload_of(model()), BATCH)
@@ -142,24 +141,24 @@ def compute() -> dict[str, Any]:
 
 
 def encoding() -> dict[str, Any]:
-    """What compressions take, on one rank."""
+    """Measure the time of compressors on one rank."""
     known = default_codecs(Wire(1e-4, 12.5e6))
     codes = {name: timed(code) for name, code in known.items()}
     return {name: [asdict(code.few), asdict(code.many)] for name, code in codes.items()}
 
 
 def link() -> dict[str, Any]:
-    """What is between two ranks."""
+    """Measure the link between two ranks."""
     return asdict(measured_wire(world()))
 
 
 def turn(wire: str) -> float:
-    """What a message waits for where ranks share cores."""
+    """Measure the delay of a message between ranks that share cores."""
     return measured_turn(world(), Wire(**json.loads(wire)), len(os.sched_getaffinity(0)))
 
 
 def strategies(place: str, wire: str, first: str) -> dict[str, list[float]]:
-    """Some strategies: seconds and bytes of a step, of the slowest and the busiest rank."""
+    """Measure strategies: seconds of the slowest rank and bytes of the busiest rank in a step."""
     found = {}
     known = the_ways(world().size, place, Wire(**json.loads(wire)))
     for way in islice(known, int(first), int(first) + TOGETHER):
@@ -189,7 +188,7 @@ JOBS: dict[str, Callable[..., Any]] = {
 
 
 def run(place: str, ranks: int, *words: str) -> Any:
-    """What rank 0 of a job says."""
+    """Start a job, and return the results of rank 0."""
     program = [__file__, "--job", *words]
     if place != SHARED:
         # Links of a namespace that was deleted take a moment to go.
@@ -215,7 +214,7 @@ def run(place: str, ranks: int, *words: str) -> Any:
 
 
 def main(file: Path, places: list[str], counts: list[int]) -> None:
-    """Measure what is asked for and not in the file yet."""
+    """Measure the requested settings that the file lacks."""
     facts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     cores = facts["cores"] = len(os.sched_getaffinity(0))
     facts["machine"] = platform.machine()

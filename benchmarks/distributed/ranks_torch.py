@@ -1,20 +1,20 @@
-"""Training on 2 to 16 ranks beside PyTorch's DDP, FSDP and pipelines, by turns in one run.
+"""Compare training on 2 to 16 ranks with PyTorch's DDP, FSDP and pipelines, interleaved.
 
     python benchmarks/distributed/ranks_torch.py --torch PYTHON [--quick] [--ranks 2,4,8,16]
         [--links memory,1gbit,100mbit] [--out ranks-$(uname -m).md]
 
-The seed's MLP, ResNet-20 and a small GPT learn the same batch of all ranks together, from the same
-weights, by SGD with momentum: `DataParallel()` beside DDP, `Sharded(3)` beside `fully_shard`,
-`PipelineParallel` beside `Schedule1F1B` (the number of stages that a network gives, and pipelines
-next to each other on more ranks), PowerSGD and bfloat16 sums beside DDP's hooks. Caldera runs on
-MPI, PyTorch (the Python of `--torch`, which needs NumPy as well) under torchrun on gloo. A rank has
-its share of the cores and computes with one thread. Both jobs live at the same time, and one sleeps
-while the other computes; a time is the median over turns of a turn's mean step.
+The MLP of the MagmaDNN paper, ResNet-20 and a small GPT train with the same global batch and
+initial weights, by SGD with momentum. `DataParallel()` is compared with DDP, `Sharded(3)` with
+`fully_shard`, `PipelineParallel` with `Schedule1F1B`, PowerSGD and bfloat16 sums with DDP's
+hooks. The network determines the number of stages; further ranks run more pipelines in parallel.
+Caldera uses MPI, PyTorch (in the Python of `--torch`, which also requires NumPy) torchrun and
+gloo. Each rank has its share of the cores and one thread. Both jobs stay alive, and one sleeps
+while the other computes. A time is the median over turns of the mean step.
 
-On the link `memory`, the default, messages take the fastest way within the machine. Links of a rate
-(see links.py) take root, `ip` and `tc`. `--quick` takes less than 8 minutes: cases for which no
-time is left are named. Batch normalisation differs: Caldera's statistics are of the whole batch,
-those of DDP and FSDP of a rank's part.
+On the default link, `memory`, messages use the fastest transport within the machine. Links with a
+rate (see links.py) require root, `ip` and `tc`. `--quick` takes less than 8 minutes, and names
+the cases that it skips. Batch normalisation differs: Caldera's statistics are of the global
+batch, DDP's and FSDP's of a rank's part.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NAMES = {
 
 
 class TurnFailedError(Exception):
-    """A framework's job that ended or got stuck, with its last lines."""
+    """Raised for a framework's job that ended or hangs; the message has its last lines."""
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Job:
 
 @dataclass
 class Row:
-    """What was found in one case."""
+    """Times and losses of one case."""
 
     case: shared.RanksCase
     ranks: int
@@ -156,7 +156,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """PyTorch's time by Caldera's."""
+        """Time of PyTorch divided by the time of Caldera."""
         ours, theirs = (median(self.seconds[name]) for name in FRAMEWORKS)
         return theirs / ours
 
@@ -270,7 +270,7 @@ def report(rows: Sequence[Row], python: str, began: float, load: float) -> str:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Measure the requested cases."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--torch", default=sys.executable, help="Python that has PyTorch")
     options.add_argument("--ranks", default="2,4,8,16")

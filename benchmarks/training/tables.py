@@ -1,13 +1,13 @@
-"""Eight tables: `caldera train` beside boosting, linear models and scikit-learn's network.
+"""Compare `caldera train` with boosting, linear models and scikit-learn's MLP on eight tables.
 
     python -m venv peers && peers/bin/pip install scikit-learn lightgbm xgboost pandas
     python benchmarks/training/tables.py --peers peers/bin/python --out tables [--tables iris,wine]
 
-Five tables of scikit-learn and three made ones: friedman (values with interactions), imbalanced
-(5% positives, gaps, categories with and without meaning) and large (50,000 rows, two columns of
-hundreds of categories). Each is split three times into 75% and 25%, by class where there are
-classes, and all contestants get the same rows and their usual settings. Those with early stopping
-hold out a fifth of the training rows. Each contestant has a process of its own. `--out NAME` writes
+Five tables are from scikit-learn and three are synthetic: friedman (values with interactions),
+imbalanced (5% positives, missing values, informative and random categories) and large (50,000 rows,
+two columns of hundreds of categories). Each is split three times into 75% and 25%, stratified by
+class. All contestants have the same rows and their default settings; with early stopping they hold
+out a fifth of the training rows. Each contestant runs in its own process. `--out NAME` writes
 NAME.json, which a later run completes, and NAME.md.
 """
 
@@ -149,7 +149,7 @@ _MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def _caldera(train: Path, test: Path, *, fast: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return predictions and targets, from the files as they are."""
+    """Return Caldera's predictions and targets, from the unchanged files."""
     import caldera as cd
     from caldera.cli.build import make_model, resolved
     from caldera.cli.recipe import complete
@@ -312,7 +312,7 @@ def scores(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
 
 
 def run_all(given: argparse.Namespace, tables: Sequence[str], names: Sequence[str]) -> None:
-    """Run what the JSON file lacks, each in a process."""
+    """Run the contestants that the JSON file lacks, each in a process."""
     path = Path(f"{given.out}.json")
     known = json.loads(path.read_text()) if path.exists() else []
     given.folder.mkdir(parents=True, exist_ok=True)
