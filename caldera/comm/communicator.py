@@ -202,7 +202,7 @@ class Communicator(PointToPoint):
         with self._collective("Split"):
             made = self._split(color, key)
         if made is not None:
-            made._algorithm = self._algorithm
+            made._algorithm, made.staging_reason = self._algorithm, self.staging_reason
         return made
 
     def Dup(self) -> Communicator:

@@ -153,6 +153,10 @@ class Endpoint:
         for link in self._links.values():
             with suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            # A thread that still ran when the interpreter ends could crash the process.
+            thread.join(timeout=_POLITE_S)
+        for link in self._links.values():
             link.close()
 
     # --- sending

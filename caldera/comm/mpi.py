@@ -89,10 +89,12 @@ class MpiCommunicator(Communicator):
         self.tuner = AllreduceTuner()
         self._splits = 0
         if twin_of is not None:
-            self.nodes = twin_of.nodes
+            self.nodes, self.gpu_aware = twin_of.nodes, twin_of.gpu_aware
             self.segment_bytes = LONG_SEGMENT_BYTES
         else:
             self.nodes = machines_of(self)
+            # A rank with another MPI library could not receive from GPU memory.
+            self.gpu_aware = all(self.gather_objects(is_gpu_aware()))
             background_label = f"{label} in the background"
             self._background = MpiCommunicator(handle.Dup(), background_label, generation, self)
         _made.append(self)
@@ -119,7 +121,7 @@ class MpiCommunicator(Communicator):
     def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
         if not on_card(buffer):
             return True
-        if not is_gpu_aware() or (op is not None and not _library_reduces(buffer, op)):
+        if not self.gpu_aware or (op is not None and not _library_reduces(buffer, op)):
             return False
         wait_for_kernels(buffer)
         return True
@@ -197,6 +199,11 @@ class MpiCommunicator(Communicator):
 
     def describe(self) -> str:
         return f"{self.name}: {mpi().Get_library_version()}"
+
+    def route(self, device: str) -> str:
+        found = super().route(device)
+        staged = not self.gpu_aware and device.startswith("cuda")
+        return f"{found}; {loaded()} reports no support for GPU memory" if staged else found
 
     def _broadcast(self, buffer: np.ndarray, root: int) -> None:
         if on_card(buffer) or buffer.nbytes <= SEGMENT_BYTES:

@@ -241,12 +241,20 @@ def loaded() -> MpiImplementation:
 
 @cache
 def is_gpu_aware() -> bool:
-    """Return True if this MPI accesses GPU memory directly."""
-    library = ctypes.CDLL(mpi().__file__)
-    try:
+    """Return True if this MPI reports that it accesses GPU memory directly."""
+    return reports_gpu_support(ctypes.CDLL(mpi().__file__))
+
+
+def reports_gpu_support(library: Any) -> bool:
+    """Return the answer of Open MPI's query, else of MPICH's; False for an MPI without either."""
+    with suppress(AttributeError):
         return bool(library.MPIX_Query_cuda_support())
-    except AttributeError:
-        return False
+    supported = ctypes.c_int(0)
+    with suppress(AttributeError):
+        # The first GPU type of MPICH is CUDA.
+        failed = library.MPIX_GPU_query_support(0, ctypes.byref(supported))
+        return not failed and bool(supported.value)
+    return False
 
 
 @cache

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from functools import cached_property, wraps
 from importlib.util import find_spec
 from typing import Any
@@ -99,6 +100,7 @@ class NcclCommunicator(Communicator):
     """
 
     name = "NCCL"
+    gpu_aware = True
 
     def __init__(self, host: Communicator, card: int) -> None:
         super().__init__(host.rank, host.size, host.traffic)
@@ -123,6 +125,18 @@ class NcclCommunicator(Communicator):
 
     def shared_key(self) -> bytes:
         return self.host.shared_key()
+
+    @property
+    def on_host(self) -> Communicator:
+        return self.host
+
+    @property
+    def many_threads(self) -> bool:
+        return self.host.many_threads
+
+    @property
+    def shares_memory(self) -> bool:
+        return self.host.shares_memory
 
     def _abort(self, status: int) -> None:
         self.host._abort(status)
@@ -343,25 +357,57 @@ class NcclCommunicator(Communicator):
                 self._stream.synchronize()
 
 
-def with_nccl(host: Communicator) -> Communicator:
-    """Return a communicator that uses NCCL if each rank has a GPU, otherwise `host`.
+@dataclass(frozen=True)
+class GpuEvidence:
+    """A rank's GPU, by UUID ("" without one), and the presence of NCCL."""
 
-    Without NCCL, GPU buffers are staged through the host. NCCL supports one rank per GPU, so ranks
-    that share a GPU cannot use it. All ranks call this function.
+    gpu: str = ""
+    has_nccl: bool = False
+
+
+def reason_against_nccl(everyone: Sequence[GpuEvidence]) -> str:
+    """Return the reason why ranks with this evidence cannot use NCCL; "" if they can.
+
+    NCCL supports one rank per GPU.
+
+    >>> reason_against_nccl([GpuEvidence("a", True), GpuEvidence("b", True)])
+    ''
+    >>> reason_against_nccl([GpuEvidence("a", True), GpuEvidence("a", True)])
+    'ranks 0 and 1 share a GPU'
+    """
+    gpus = [each.gpu for each in everyone]
+    for rank, each in enumerate(everyone):
+        if not each.gpu:
+            return f"rank {rank} has no GPU"
+        if not each.has_nccl:
+            return f"rank {rank} lacks NCCL"
+        if (other := gpus.index(each.gpu)) < rank:
+            return f"ranks {other} and {rank} share a GPU"
+    return ""
+
+
+def with_nccl(host: Communicator, card: int | None = None) -> Communicator:
+    """Return a communicator that uses NCCL if each rank has a separate GPU, otherwise `host`.
+
+    Without NCCL, a GPU-aware MPI receives GPU buffers, and other communicators stage them through
+    the host. `card` is this rank's GPU, by default its own among the ranks of its machine. All
+    ranks call this function, and all decide by the same evidence.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> from caldera.comm.nccl import with_nccl
     >>> run_virtual_ranks(2, lambda comm: with_nccl(comm) is comm)   # one card or none
     [True, True]
     """
-    wanted = settings.accelerator != "cpu" and card_count() > 0
-    usable = wanted and find_spec("cupy.cuda.nccl") is not None
-    mine = cupy().cuda.runtime.deviceGetPCIBusId(own_card()) if usable else None
-    everyone = host.gather_objects(mine)
-    cards = set(zip(host.nodes, everyone, strict=True))
-    if None in everyone or len(cards) < host.size:
+    mine = GpuEvidence()
+    if settings.accelerator != "cpu" and card_count() > 0:
+        card = own_card() if card is None else card
+        uuid = bytes(cupy().cuda.runtime.getDeviceProperties(card)["uuid"]).hex()
+        mine = GpuEvidence(uuid, find_spec("cupy.cuda.nccl") is not None)
+    everyone = [GpuEvidence(*each) for each in host.gather_objects(astuple(mine))]
+    host.staging_reason = reason_against_nccl(everyone)
+    if host.staging_reason or card is None:
         return host
-    return NcclCommunicator(host, own_card())
+    return NcclCommunicator(host, card)
 
 
 @contextmanager

@@ -160,6 +160,10 @@ class PointToPoint(ABC):
     segment_bytes = SEGMENT_BYTES
     waits_busily = False
     """True if a rank that waits for a message occupies a core."""
+    gpu_aware = False
+    """True if the library reads and writes GPU memory itself, on every rank."""
+    staging_reason = ""
+    """Reason why messages between GPUs do not use NCCL, once the ranks have compared their GPUs."""
 
     def __init__(self, rank: int, size: int, traffic: Traffic | None = None) -> None:
         self.rank = rank
@@ -269,7 +273,15 @@ class PointToPoint(ABC):
         >>> SingleProcess().route("cuda:0")
         'one process, through the host'
         """
-        return self.name if device == "cpu" else f"{self.name}, through the host"
+        if device == "cpu":
+            return self.name
+        reason = f" ({self.staging_reason})" if self.staging_reason else ""
+        return f"{self.name}, {'from GPU memory' if self.gpu_aware else 'through the host'}{reason}"
+
+    @property
+    def on_host(self) -> Any:
+        """The communicator of the same ranks for host memory; this one, if it is not for GPUs."""
+        return self
 
     def _reaches_message(self, buffer: np.ndarray) -> bool:
         """Return True if a buffer can be sent or received without staging."""

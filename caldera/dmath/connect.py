@@ -10,7 +10,7 @@ from typing import Any
 
 from caldera.base.arguments import within
 from caldera.base.machine import usable_cores
-from caldera.comm import Communicator, NcclCommunicator, world
+from caldera.comm import Communicator, world
 from caldera.comm.hosts import interface_address
 from caldera.comm.local_sockets import SocketCommunicator
 from caldera.comm.places import Place, place_of
@@ -57,7 +57,7 @@ def connect(
       core or rank. `interface` names the network between them ("ib0").
     - `threads` uses threads of this process as ranks, for tests.
     - `device` is where ranks store their parts and compute: "cpu", or "cuda" for GPUs, which ranks
-      divide or share. Messages between GPUs pass through the host.
+      divide or share. `A.explain()` names the route of messages between them.
 
     The session can be used in a `with` statement, and ends with it.
 
@@ -96,6 +96,8 @@ def _begun(session: Session, device: str | None) -> Session:
         if device is not None:
             session.call("use_device", device)
             session.device = device
+            if session.family == "cuda":
+                session.call("compare_gpus")
     except BaseException:
         disconnect()
         raise
@@ -162,8 +164,8 @@ def _made(ranks: int, threads: int | None, started: int) -> Session:
         return Master(first)
     if started > 1:
         everybody = world()
-        host = everybody.host if isinstance(everybody, NcclCommunicator) else everybody
-        team: Team = MpiTeam(everybody)
+        host = everybody.on_host
+        team: Team = MpiTeam(host)
         if isinstance(host, SocketCommunicator):
             team = SocketTeam(host.endpoint)
         if everybody.rank > 0:

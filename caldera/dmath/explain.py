@@ -27,7 +27,8 @@ class ArrayExplanation:
     - `moves`: the transfers, in order.
     - `choices`: the selected algorithms.
     - `layout`: the layout of the result.
-    - `route`: how values travel between ranks: "sockets", or "MPI, through the host" from GPUs.
+    - `route`: how values travel between ranks: "sockets", or from GPUs "NCCL", "MPI, from GPU
+      memory" or "MPI, through the host", with the reason against NCCL.
     """
 
     moves: tuple[Move, ...]
@@ -75,7 +76,9 @@ def explained(node: Node, session: Session, *, again: bool = False) -> ArrayExpl
     # Where all ranks run the script, a rank must not query separately.
     again = again and session.one_script
     links = session.links([symbol.spec for symbol in leaves], again=again)
-    found = distribute([node], leaves, ranks=session.ranks, rank=0, links=links)
+    found = distribute(
+        [node], leaves, ranks=session.ranks, rank=0, links=links, family=session.family
+    )
     return ArrayExplanation(found.moves, found.choices, found.layouts[0], session.route)
 
 

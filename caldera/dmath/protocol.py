@@ -214,6 +214,12 @@ def use_device(rank: Rank, name: str) -> None:
 
 
 @service
+def compare_gpus(rank: Rank) -> None:
+    """Use NCCL between the ranks from now on, if each has a separate GPU."""
+    rank.compare_gpus()
+
+
+@service
 def links(rank: Rank) -> tuple[float, ...]:
     """Return the measured times of messages and products; see `Links`."""
     return astuple(measured_links(rank.communicator))
@@ -221,9 +227,8 @@ def links(rank: Rank) -> tuple[float, ...]:
 
 @service
 def route(rank: Rank) -> str:
-    """Return how a rank's values travel: those on a GPU are always copied to the host first."""
-    communicator = rank.communicator
-    return getattr(communicator, "host", communicator).route(rank.device.name)
+    """Return the route of a rank's values to other ranks."""
+    return rank.communicator.route(rank.device.name)
 
 
 @service

@@ -5,8 +5,9 @@ cached, up to a limit, for later programs. Arrays are immutable, so a copy stays
 lifetime of its array: a write creates another array.
 
 All ranks have to agree on the cached copies; otherwise some would wait for messages that are never
-sent. Cache contents therefore depend only on the programs, which are the same on every rank: sizes
-are those of the rank with the most data, and freeing an array frees its memory but not its slot.
+sent. Cache contents therefore depend only on the programs, which are the same on every rank. The
+size of an entry is the size on the rank with the most data, and freeing an array frees its memory
+but not its slot.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from typing import Any
 import numpy as np
 
 from caldera.comm import Communicator, Request
+from caldera.comm.nccl import with_nccl
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.plan.plan import Plan
 from caldera.compiler.sharding.layout import ShardLayout
+from caldera.compiler.sharding.ops import EVERYONE, redistribute
 from caldera.compiler.sharding.propagation import Distributed, distribute
-from caldera.compiler.sharding.transfer import redistributed
+from caldera.compiler.sharding.transfer import is_in_blocks, redistributed
 from caldera.compiler.sharding.volume import Links, volume
-from caldera.core.graph import ITEM, Node, Spec, Symbol, item, pinned, topological
+from caldera.core.graph import ITEM, Node, Spec, Symbol, item, parameter, pinned, topological
 from caldera.core.graph.ops.base import tensor
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
@@ -33,6 +36,7 @@ from caldera.core.memory.gpus import card_count
 from caldera.core.tensor import DType, Tensor
 from caldera.dmath.codec import decode, decode_graph, encode, register
 from caldera.errors import CommError
+from caldera.kernels.table import TABLE, Call
 
 DEFAULT_BYTES = 256 << 20
 """Default size of the cache."""
@@ -51,6 +55,11 @@ class View:
     def nbytes(self) -> int:
         """Bytes of the largest part: the same number on every rank."""
         return max(self.target.nbytes(rank, self.dtype) for rank in self.target.ranks)
+
+    def is_on_card(self, own: Tensor) -> bool:
+        """Return True if GPUs exchange the array of which `own` is a part."""
+        in_blocks = is_in_blocks(self.source, self.target)
+        return own.device.kernels == "cuda" and in_blocks and own.dtype == self.dtype
 
 
 @dataclass(frozen=True)
@@ -95,13 +104,13 @@ class ReplicaCache:
         self._kept: OrderedDict[tuple[int, View], _Kept] = OrderedDict()
         self._dropped: list[Tensor] = []
 
-    def part(self, number: int, view: View, own: np.ndarray) -> Tensor:
+    def part(self, number: int, view: View, own: Tensor) -> Tensor:
         """Return this rank's part of a view; `own` is its part of the array itself."""
         kept = self._kept.get((number, view))
         if kept is None:
             self.counts.misses += 1
             kept = self._keep(number, view)
-            self._fetch(kept, view, own, self._communicator)
+            self._fetch(kept, view, own)
         else:
             self.counts.hits += 1
             moved = volume(view.source, view.target).elements
@@ -111,7 +120,7 @@ class ReplicaCache:
         assert kept.part is not None
         return kept.part
 
-    def begin(self, number: int, view: View, own: np.ndarray, wait: bool) -> None:
+    def begin(self, number: int, view: View, own: Tensor, wait: bool) -> None:
         """Fetch a view while something else is computed; programs that need it wait for the rest,
         and so does this with `wait`."""
         if view.nbytes > self.limit:
@@ -120,9 +129,14 @@ class ReplicaCache:
         if kept is None:
             self.counts.misses += 1
             kept = self._keep(number, view)
-            kept.request = self._communicator.background(
-                lambda comm: self._fetch(kept, view, own, comm)
-            )
+            if view.is_on_card(own):
+                # The host does not wait for GPUs, unless they have no access to messages.
+                self._fetch(kept, view, own)
+            else:
+                here = own.numpy()
+                kept.request = self._communicator.on_host.background(
+                    lambda comm: self._receive(kept, view, here, comm)
+                )
         if wait:
             kept.finish()
 
@@ -156,11 +170,38 @@ class ReplicaCache:
             self._dropped.append(kept.part)
             kept.part = None
 
-    def _fetch(self, kept: _Kept, view: View, own: np.ndarray, comm: Communicator) -> None:
+    def _fetch(self, kept: _Kept, view: View, own: Tensor) -> None:
+        if view.is_on_card(own):
+            kept.part = _moved_on_card(own, view, self._communicator)
+        else:
+            self._receive(kept, view, own.numpy(), self._communicator)
+
+    def _receive(self, kept: _Kept, view: View, own: np.ndarray, comm: Communicator) -> None:
         part = Tensor(view.target.local_shape(comm.rank), dtype=view.dtype)
         room, layouts = part.host_array(write=True), (view.source, view.target)
         redistributed(own, *layouts, comm, rank=comm.rank, dtype=view.dtype, out=room)
         kept.part = part
+
+
+def _moved_on_card(own: Tensor, view: View, comm: Communicator) -> Tensor:
+    """Return a rank's part of a view, moved by the kernel of its GPU."""
+    node = redistribute.node(
+        parameter(0, Spec(own.shape, own.dtype)),
+        source=view.source,
+        target=view.target,
+        rank=comm.rank,
+        dtype=view.dtype,
+        terms=1,
+        reduce="sum",
+        axis=EVERYONE,
+        number=0,
+    )
+    kernel = TABLE.candidates(node, own.device.kernels)[0]
+    made = Tensor(node.outputs[0].shape, dtype=view.dtype, device=own.device)
+    room = Tensor((kernel.workspace(node),), dtype="uint8", device=own.device)
+    arrays = (made.device_array(True, True),), (own.device_array(),)
+    own.device.stream.launch(kernel.bind(Call(node, *arrays, room.device_array(True, True), comm)))
+    return made
 
 
 def with_fetches(
@@ -210,26 +251,26 @@ class Definition:
     """Definition of a program, sent to the ranks.
 
     It consists of a graph of whole values, encoded by `encode_graph`, the layouts of its leaves
-    (without constants), the layouts of its outputs (None if free), and the link measurements that
-    determine algorithms.
+    (without constants), and the layouts of its outputs (None if free). The link measurements and
+    the `family` of the ranks' kernels determine algorithms.
     """
 
     graph: bytes
     layouts: tuple[ShardLayout, ...]
     wanted: tuple[ShardLayout | None, ...]
     links: Links
+    family: str = "cpu"
 
     def to_bytes(self) -> bytes:
         """Encode the definition."""
-        head = encode((self.layouts, self.wanted, self.links))
+        head = encode((self.layouts, self.wanted, self.links, self.family))
         return len(head).to_bytes(_LENGTH_BYTES, "little") + head + self.graph
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Definition:
         """Decode a result of `to_bytes`."""
         end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
-        layouts, wanted, links = decode(content[_LENGTH_BYTES:end])
-        return cls(content[end:], layouts, wanted, links)
+        return cls(content[end:], *decode(content[_LENGTH_BYTES:end]))
 
     def lowered(
         self, rank: int, ranks: int, messages_on: str | None = None
@@ -249,6 +290,7 @@ class Definition:
             rank=rank,
             links=self.links,
             messages_on=messages_on,
+            family=self.family,
         )
         return found, tuple(found.leaves[leaf] for leaf in leaves)
 
@@ -277,8 +319,8 @@ class RankProgram:
         """Return the program's outputs for the arrays with these numbers."""
         given = list(zip(self._leaves, values, strict=True))
         for each in self._fetches:
-            own = values[each.leaf].numpy()
-            given.append((each.symbol, self._cache.part(numbers[each.leaf], each.view, own)))
+            part = self._cache.part(numbers[each.leaf], each.view, values[each.leaf])
+            given.append((each.symbol, part))
         for symbol, value in given:
             if symbol.value is not value:
                 symbol.move(value)
@@ -309,6 +351,7 @@ class Rank:
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.device = find_device("cpu")
+        self._compares_gpus = False
         self.cache = ReplicaCache(communicator)
         self.arrays: dict[int, Tensor] = {}
         self._definitions: dict[int, Definition] = {}
@@ -322,13 +365,21 @@ class Rank:
     def renew(self, communicator: Communicator) -> None:
         """Continue with another communicator of the same ranks."""
         self.communicator = communicator
+        if self._compares_gpus:
+            self.communicator = with_nccl(communicator, self.device.index)
         self.limit_cache(self.cache.limit)
 
     def use_device(self, name: str) -> None:
         """Keep arrays on a device from now on, and compute there; ranks take turns with cards."""
         if name == "cuda":
-            name = f"cuda:{self.communicator.rank % max(card_count(), 1)}"
+            rank, nodes = self.communicator.rank, list(self.communicator.nodes)
+            name = f"cuda:{nodes[:rank].count(nodes[rank]) % max(card_count(), 1)}"
         self.device = find_device(name)
+
+    def compare_gpus(self) -> None:
+        """Use NCCL from now on, if each rank has a separate GPU; all ranks call this."""
+        self._compares_gpus = True
+        self.renew(self.communicator.on_host)
 
     def limit_cache(self, nbytes: int) -> None:
         """Clear the cache, and limit it to `nbytes` from now on."""
@@ -376,7 +427,7 @@ class Rank:
 
     def fetch(self, number: int, view: View, wait: bool) -> None:
         """Start to move an array to another layout; programs that read it wait for the end."""
-        self.cache.begin(number, view, self.part(number).numpy(), wait)
+        self.cache.begin(number, view, self.part(number), wait)
 
     def free(self, numbers: Iterable[int]) -> None:
         """Free arrays without references."""

@@ -218,6 +218,11 @@ class Session(ABC):
         return self._links or Links()
 
     @property
+    def family(self) -> str:
+        """Kernels of the ranks' devices: "cuda" on GPUs, else "cpu"."""
+        return "cuda" if self.device.startswith("cuda") else "cpu"
+
+    @property
     def route(self) -> str:
         """Return how values travel between ranks; see `ArrayExplanation`."""
         return str(self.call("route")[0])
@@ -323,7 +328,7 @@ class Session(ABC):
         if known is not None:
             self._known.move_to_end(key)
         else:
-            definition = Definition(encode_graph(outputs)[0], layouts, wanted, links)
+            definition = Definition(encode_graph(outputs)[0], layouts, wanted, links, self.family)
             known = Known(self._programs, definition.lowered(0, self.ranks)[0].layouts, key)
             self._programs += 1
             self._define(known.number, definition)

@@ -7,7 +7,7 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
+from caldera.comm import Communicator, SingleProcess, VirtualRank, run_virtual_ranks
 from caldera.compiler.lazy import Expr
 from caldera.core.graph.ops.collective import (
     Message,
@@ -20,7 +20,6 @@ from caldera.core.graph.ops.collective import (
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.errors import DeviceError
-from caldera.kernels.cuda import collective
 from caldera.kernels.table import TABLE
 from tests.card.candidates import run_kernel, same_bits, stand_ins
 from tests.card.emulated import EmulatedCard, emulated_card
@@ -66,7 +65,7 @@ def test_messages_of_several_ranks(
         # Between real cards NCCL does this, one rank a card.
         if not isinstance(card, EmulatedCard):
             pytest.skip("NCCL takes one rank a card, and the ranks of one process share one")
-        monkeypatch.setattr(collective, "_between_cards", lambda communicator, message: True)
+        monkeypatch.setattr(VirtualRank, "gpu_aware", True)
     numbers = np.random.default_rng(0).normal(size=(3, 7, 3)).astype("float32")
 
     def work(comm: Communicator) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ keeps all ranks in one order. `random_part` returns a rank's part of an array of
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +19,17 @@ from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardL
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.core.graph import Node, Nodes, Spec, item, op, refuse_shape
 from caldera.core.graph.ops import broadcast_to, constant, mul, reshape
+from caldera.core.graph.ops.base import cast, sum_
 from caldera.core.graph.ops.collective import TOKEN, Number, backward_number
-from caldera.core.tensor import DType, float64, part_of, size
+from caldera.core.graph.ops.reduction import max_, min_, prod
+from caldera.core.tensor import HALVES, DType, float32, float64, part_of, size
 from caldera.core.tensor.philox import normal, uniform01
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 EVERYONE = "all"
 """Name of the message axis that contains all ranks."""
+STACK = "stack"
+"""Name of the reduction that stacks terms along a new first axis; only GPUs have its kernel."""
 
 
 def copies(layout: ShardLayout) -> int:
@@ -80,7 +85,15 @@ def redistribute(
         refuse_shape(f"a part of shape {source.local_shape(rank)} on rank {rank}")
     if source.shape != target.shape:
         refuse_shape(f"two layouts of shape {source.shape}")
-    return Spec(target.local_shape(rank), dtype), TOKEN
+    local = target.local_shape(rank)
+    return Spec((terms, *local) if reduce == STACK else local, dtype), TOKEN
+
+
+def reduced_stack(terms: Node, reduce: str) -> Node:
+    """Return the reduction of stacked terms; float16 and bfloat16 are added in float32."""
+    reductions: dict[str, Any] = {"sum": sum_, "max": max_, "min": min_, "prod": prod}
+    wide = cast(terms, float32) if terms.dtype in HALVES else terms
+    return reductions[reduce](wide, axis=(0,), keepdims=False)
 
 
 @redistribute.gradient
@@ -296,5 +309,6 @@ def _bind_halo(call: Call) -> Runner:
 
 
 TABLE.add(Kernel("halo", "cpu", "messages", _bind_halo, measured=False))
+TABLE.later["redistribute", "cuda"] = ("caldera.compiler.sharding.card_transfer",)
 TABLE.add(Kernel("redistribute", "cpu", "messages", _bind_redistribute, measured=False))
 TABLE.add(Kernel("random_part", "cpu", "philox", _bind_random_part, measured=False))

@@ -17,7 +17,7 @@ import numpy as np
 from caldera.compiler.sharding import ops  # noqa: F401 - registers them
 from caldera.compiler.sharding.axis_split import even_split
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
-from caldera.compiler.sharding.ops import EVERYONE, redistribute
+from caldera.compiler.sharding.ops import EVERYONE, STACK, redistribute, reduced_stack
 from caldera.compiler.sharding.rules import KINDS, RULES
 from caldera.compiler.sharding.rules.registry import (
     SMALL_BYTES,
@@ -28,6 +28,7 @@ from caldera.compiler.sharding.rules.registry import (
     ShardPlacement,
     default_layout,
 )
+from caldera.compiler.sharding.transfer import is_in_blocks
 from caldera.compiler.sharding.volume import Links, Move, volume
 from caldera.core.graph import (
     ITEM,
@@ -43,7 +44,7 @@ from caldera.core.graph import (
     substitute,
     topological,
 )
-from caldera.core.graph.ops.base import full, tensor
+from caldera.core.graph.ops.base import cast, full, tensor
 from caldera.core.tensor.dtype import DType
 from caldera.errors import ConfigError
 
@@ -106,14 +107,16 @@ def distribute(
     rank: int,
     links: Links | None = None,
     messages_on: str | None = None,
+    family: str = "cpu",
 ) -> Distributed:
     """Return the graph that a rank runs for these outputs, and the layouts of the results.
 
     `leaves` has the layouts of partitioned `tensor` leaves; the remaining leaves are the same on
-    every rank. `wanted` has a layout for each output, or None for the cheapest layout. Collective
-    nodes are pinned to the device `messages_on`, if one is given.
+    every rank. `wanted` has a layout for each output, or None for the cheapest. Collective nodes
+    are pinned to `messages_on`, if given. With the kernels of the `family` "cuda", blocks move
+    between GPUs, and products are local.
     """
-    graph = Propagation(ranks, rank, leaves, links or Links(), messages_on)
+    graph = Propagation(ranks, rank, leaves, links or Links(), messages_on, family)
     asked = [None] * len(outputs) if wanted is None else list(wanted)
     graph.settle(outputs)
     made, layouts = [], []
@@ -141,6 +144,7 @@ class Propagation:
     layouts: Mapping[Symbol, ShardLayout]
     links: Links
     messages_on: str | None = None
+    family: str = "cpu"
     leaves: dict[Symbol, Symbol] = field(default_factory=dict)
     token: Node | None = None
     moves: list[Move] = field(default_factory=list)
@@ -219,7 +223,8 @@ class Propagation:
         Its last input and its last output are tokens, which keep all ranks in one order.
         """
         tokens = () if self.token is None else (self.token,)
-        with self.messaging():
+        on_cards = op is redistribute and self._is_on_cards(attrs["source"], attrs["target"])
+        with nullcontext() if on_cards else self.messaging():
             node = op.node(*parts, *tokens, rank=self.rank, number=len(self.moves), **attrs)
         *made, self.token = (item(node, index) for index in range(len(node.outputs)))
         return tuple(made)
@@ -402,26 +407,30 @@ class Propagation:
             )
         if where.terms == 1 and self._is_leaf(node):
             self.views.add(len(self.moves))
+        on_cards = self._is_on_cards(where.layout, layout)
         (sent,) = self.together(
             redistribute,
             part,
             source=where.layout,
             target=layout,
-            dtype=dtype,
+            dtype=node.dtype if on_cards else dtype,
             terms=where.terms,
-            reduce=where.reduce,
+            reduce=STACK if on_cards and where.terms > 1 else where.reduce,
             axis=EVERYONE,
         )
-        narrowed = min(node.dtype.itemsize, dtype.itemsize)
-        width = narrowed if where.terms == 1 else node.dtype.itemsize
-        self._note(node, where, layout, width)
-        return sent
+        widest = node.dtype if where.terms > 1 or on_cards else dtype
+        self._note(node, where, layout, min(node.dtype.itemsize, widest.itemsize))
+        if on_cards and where.terms > 1:
+            sent = reduced_stack(sent, where.reduce)
+        return cast(sent, dtype) if on_cards else sent
+
+    def _is_on_cards(self, *layouts: ShardLayout) -> bool:
+        return self.family == "cuda" and is_in_blocks(*layouts)
 
     def _is_leaf(self, node: Node) -> bool:
         """Return True for a leaf, regardless of its placement.
 
-        A rank's own part is not decisive: a slice that contains one rank's whole part of a leaf is
-        not a leaf on other ranks.
+        A slice that contains one rank's whole part of a leaf is not a leaf on other ranks.
         """
         while node.op.name == "place" and node.attrs["layout"] is None:
             (node,) = node.inputs

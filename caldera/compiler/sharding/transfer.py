@@ -23,7 +23,7 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.comm.algorithms.shared_exchange import shared_exchange
-from caldera.compiler.sharding.layout import IndexBlock, ShardLayout
+from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardLayout
 from caldera.compiler.sharding.volume import NOTHING, TransferVolume, copies_of, sender_to, volume
 from caldera.core.tensor import HALVES, Shape, float32
 
@@ -107,6 +107,21 @@ def exchange(
     found.receives = {peer: _messages(places, itemsize) for peer, places in arriving.items()}
     found.moved = volume(source, target, terms)
     return found
+
+
+def is_in_blocks(*layouts: ShardLayout) -> bool:
+    """Return True if each rank has one block in each layout, so that slices select all overlaps.
+
+    >>> from caldera.compiler.sharding.distributions import BlockCyclic, Rows
+    >>> [is_in_blocks(each.of((8,), range(2))) for each in (Rows(), BlockCyclic(2, grid=(2,)))]
+    [True, False]
+    """
+    return all(isinstance(layout, CartesianLayout) for layout in layouts) and all(
+        split is None or len(set(split.owners)) == len(split.owners)
+        for layout in layouts
+        if isinstance(layout, CartesianLayout)
+        for split in layout.splits
+    )
 
 
 def _crossings(

@@ -57,6 +57,17 @@ def device(spec: Device | str | int | None = None) -> Device:
     raise DeviceError.build("device", expected="a name, a number, a device or None", got=repr(spec))
 
 
+def names_device(spec: object) -> bool:
+    """Return True for a number, a device, or the name of a device of any registered kind.
+
+    >>> names_device("cuda:3"), names_device("float32"), names_device(0)
+    (True, False, True)
+    """
+    if isinstance(spec, str):
+        return spec.partition(":")[0] in ("cpu", *_makers)
+    return type(spec) is int or isinstance(spec, Device)
+
+
 def memory_report() -> str:
     """Return a table of every device's memory: bytes in use, cached, at the peak, and by owner.
 

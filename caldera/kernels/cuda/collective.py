@@ -1,8 +1,8 @@
 """Collectives on a GPU.
 
-NCCL works on GPU memory; the host and the kernels wait as late as possible. Other communicators
-receive values through pinned host memory. While a message is in transit, GPU and host continue to
-compute and wait only where the value is needed.
+NCCL and a GPU-aware MPI work on GPU memory; with NCCL the host and the kernels wait as late as
+possible. Other communicators receive values through pinned host memory. While a message is in
+transit, GPU and host continue to compute and wait only where the value is needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.comm import Communicator, NcclCommunicator
+from caldera.comm import Communicator
 from caldera.core.graph.ops.collective import Message
 from caldera.core.memory.cuda import launching_stream
 from caldera.core.memory.gpus import cupy
@@ -91,7 +91,7 @@ def _host_memory(like: Array) -> Array:
 def _between_cards(communicator: Communicator, message: Message) -> bool:
     """Return True if a message is sent directly from GPU to GPU."""
     plain = message.leaves is None and message.exchange is None
-    return plain and isinstance(communicator, NcclCommunicator)
+    return plain and communicator.gpu_aware
 
 
 def _bind_start(call: Call) -> Runner:
@@ -129,15 +129,9 @@ def _bind_all_sum(call: Call) -> Runner:
     if call.communicator is None or target.size == 0:
         return CudaRunner(copy_calls(target, source))
     there = call.workspace[: target.nbytes].view(target.dtype).reshape(target.shape)
-    staged = _Staged(there)
     communicator = call.communicator.along(call.node.attrs["axis"])
-
-    def add_up() -> None:
-        staged.out()
-        staged.ready()
-        communicator.Allreduce(staged.here, staged.here)
-        _back(there, staged.here)
-
+    # Staged through the host by communicators without access to the GPU.
+    add_up = partial(communicator.Allreduce, there, there)
     return CudaRunner([*copy_calls(there, source), add_up, *copy_calls(target, there)])
 
 

@@ -31,7 +31,11 @@ def keep_the_contract(everybody: Communicator, groups: list[int], only: list[str
 
 def give_buffers_as_they_are(comm: Communicator) -> None:
     """An MPI that takes cards is given their memory; here it is the host's, under another name."""
-    mpi.is_gpu_aware = lambda: True
+    reason = "rank 0 has no GPU"
+    comm.staging_reason = reason
+    assert comm.route("cuda:0").startswith(f"MPI, through the host ({reason}); ")
+    comm.gpu_aware = True
+    assert comm.route("cuda:0") == f"MPI, from GPU memory ({reason})"
     mpi.wait_for_kernels = lambda buffer: None
     n, me = comm.size, comm.rank
 

@@ -102,8 +102,8 @@ class Runtime:
     def pointerGetAttributes(self, address: int) -> Any:
         return SimpleNamespace(device=0)
 
-    def deviceGetPCIBusId(self, card: int) -> str:
-        return f"0000:{card:02x}:00.0"
+    def getDeviceProperties(self, card: int) -> dict[str, Any]:
+        return {"uuid": bytes([card]) * 16}
 
 
 def fake_cupy(runtime: Runtime) -> Any:

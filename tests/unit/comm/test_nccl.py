@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from caldera.comm import Communicator, NcclCommunicator, SingleProcess, nccl, run_virtual_ranks
+from caldera.comm.mpi_library import reports_gpu_support
+from caldera.comm.nccl import GpuEvidence, reason_against_nccl
 from caldera.errors import CommError
 from caldera.testing.communicators import CONTRACT, Check
 from tests.unit.comm.fake_card import Runtime, fake_card, on_card, seen_from_card
@@ -200,3 +204,57 @@ def test_the_route_of_messages_is_told() -> None:
 
     routes = ["NCCL", "threads", "threads, through the host", "threads"]
     assert run_virtual_ranks(2, work) == [routes] * 2
+
+
+HERE, THERE = GpuEvidence("4f1c", True), GpuEvidence("9ab0", True)
+
+
+@pytest.mark.parametrize(
+    ("everyone", "reason"),
+    [
+        ([HERE], ""),
+        ([HERE, THERE], ""),
+        ([HERE, THERE, HERE], "ranks 0 and 2 share a GPU"),
+        ([HERE, GpuEvidence()], "rank 1 has no GPU"),
+        ([HERE, GpuEvidence("9ab0", False)], "rank 1 lacks NCCL"),
+        ([GpuEvidence(), GpuEvidence()], "rank 0 has no GPU"),
+    ],
+)
+def test_the_reason_against_nccl_is_named(everyone: list[GpuEvidence], reason: str) -> None:
+    assert reason_against_nccl(everyone) == reason
+
+
+def _of_mpich(kind: int, found: Any, value: int = 1, failed: int = 0) -> int:
+    assert kind == 0
+    found._obj.value = value
+    return failed
+
+
+@pytest.mark.parametrize(
+    ("library", "supported"),
+    [
+        (SimpleNamespace(), False),
+        (SimpleNamespace(MPIX_Query_cuda_support=lambda: 1), True),
+        (SimpleNamespace(MPIX_Query_cuda_support=lambda: 0), False),
+        (SimpleNamespace(MPIX_GPU_query_support=_of_mpich), True),
+        (SimpleNamespace(MPIX_GPU_query_support=lambda *given: _of_mpich(*given, 0)), False),
+        (SimpleNamespace(MPIX_GPU_query_support=lambda *given: _of_mpich(*given, 1, 1)), False),
+    ],
+)
+def test_mpi_is_asked_for_gpu_support(library: Any, supported: bool) -> None:
+    assert reports_gpu_support(library) is supported
+
+
+@pytest.mark.usefixtures("fake_card")
+def test_the_reason_is_part_of_the_route_of_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "card_count", lambda: 1)
+    monkeypatch.setattr(nccl, "find_spec", lambda name: object())
+
+    def work(comm: Communicator) -> list[str]:
+        chosen = nccl.with_nccl(comm, 0)
+        pair = chosen.Split(comm.rank // 2)
+        assert pair is not None
+        return [each.route("cuda:0") for each in (chosen, pair)]
+
+    route = "threads, through the host (ranks 0 and 1 share a GPU)"
+    assert run_virtual_ranks(4, work) == [[route] * 2] * 4

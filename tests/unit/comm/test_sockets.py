@@ -191,6 +191,20 @@ def test_a_process_that_is_gone_is_noticed_by_all_who_wait() -> None:
     assert lost == [2, 2]
 
 
+def test_no_reader_outlives_an_endpoint_whose_peer_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "LEAVES_WITHIN_S", 0.02)
+    ours, theirs = socket.socketpair()
+    lost: list[int] = []
+    before = set(threading.enumerate())
+    leaving = Endpoint(0, {1: ours}, lost.append)
+    readers = set(threading.enumerate()) - before
+    leaving.close()
+    assert readers
+    assert not any(thread.is_alive() for thread in readers)
+    assert not lost
+    theirs.close()
+
+
 def test_sockets_are_made_by_those_who_know_the_key_alone() -> None:
     key, wrong = b"k" * KEY_BYTES, b"w" * KEY_BYTES
     listener = Listener(key)

@@ -44,6 +44,8 @@ def _rule(
     only_together = node.op.kind == "distributed"
     alone = None if only_together else (before or _alone)(graph, node)
     by_itself = graph.ranks == 1 or not graph.may_exchange
+    # The algorithms compute on the host, and a GPU multiplies its own blocks.
+    by_itself |= graph.family == "cuda" and node.op.name == "matmul"
     if isinstance(alone, Lazy | Node) or (by_itself and not only_together):
         return alone
     layouts = [graph.layout(given) for given in node.inputs]
