@@ -1,17 +1,22 @@
-"""Training steps of one-dimensional convolutions, and text generation, beside PyTorch on the CPU.
+"""Training steps of one-dimensional convolutions, and text generation, beside PyTorch.
 
 Three networks over sequences: WaveNet (10 gated blocks of 64 channels), a TCN (6 residual blocks)
 and a speech network (5 normalised convolutions). Each contestant is a process of its own, and they
 take turns. `caldera, rows` is Caldera without the pass that computes sequences as images. `writing`
-is a GPT (6 blocks of 384) that writes 200 words after 8, with kept keys and values.
+is a GPT (6 blocks of 384) that writes 200 words after 8, with kept keys and values. `wavenet20` has
+20 blocks and 8 sequences of 8,192. With `--device cuda` steps are in bfloat16, samples lie on the
+GPU, Caldera's plan is captured, PyTorch is compiled, and the peak of memory is printed as well.
 
     python benchmarks/training/sequences.py
     python benchmarks/training/sequences.py wavenet writing --threads 1 --cpu-time --rounds 3
+    python benchmarks/training/sequences.py wavenet20 --device cuda
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import os
 import statistics
@@ -23,11 +28,23 @@ from typing import Any
 
 import numpy as np
 
-SHAPES = {"wavenet": (8, 64, 1024), "tcn": (16, 32, 512), "speech": (16, 64, 1000)}
-TARGETS = {"wavenet": (8, 64, 1024), "tcn": (16, 10), "speech": (16, 29, 500)}
+SHAPES = {
+    "wavenet": (8, 64, 1024),
+    "tcn": (16, 32, 512),
+    "speech": (16, 64, 1000),
+    "wavenet20": (8, 64, 8192),
+}
+TARGETS = {
+    "wavenet": (8, 64, 1024),
+    "tcn": (16, 10),
+    "speech": (16, 29, 500),
+    "wavenet20": (8, 64, 8192),
+}
+USUAL = ("wavenet", "tcn", "speech", "writing")
 CONTESTANTS = ("caldera", "caldera, rows", "torch")
 SPEECH = ((96, 11, 2), (96, 11, 1), (96, 11, 1), (128, 5, 1), (128, 5, 1))
 """Channels, length of the kernels and stride of each convolution."""
+DEVICE = os.environ.get("SEQUENCES_DEVICE", "cpu")
 VOCABULARY, CONTEXT, WIDTH, DEPTH, HEADS, WORDS = 5000, 512, 384, 6, 6, 200
 
 
@@ -40,6 +57,7 @@ class Caldera:
         self.nn, self.op = nn, op
         self.tanh, self.sigmoid, self.relu = op.tanh, op.sigmoid, op.relu
         self.layers: list[Any] = []
+        self.peak = 0
 
     def conv(self, x: Any, filters: int, kernel: int, **how: Any) -> Any:
         """Convolve a sequence, with zeros before it or, if `same`, around it."""
@@ -51,8 +69,8 @@ class Caldera:
 
     def norm(self, x: Any) -> Any:
         """Normalise by the statistics of the batch."""
-        channels = x.shape[1]
-        scale, shift = (self.op.var(name, (channels,), fill=1.0) for name in ("scale", "shift"))
+        made = functools.partial(self.op.var, shape=x.shape[1:2], fill=1.0, device=DEVICE)
+        scale, shift = made("scale"), made("shift")
         return self.op.batch_norm(x, scale, shift, eps=1e-5)[0]
 
     def halves(self, x: Any) -> Any:
@@ -69,13 +87,35 @@ class Caldera:
         import caldera as cd
         from caldera import optim
 
-        x, t = self.op.input("x", SHAPES[work]), self.op.input("t", TARGETS[work])
+        names = ("x", "t")
+        given = batch(work)
+        if DEVICE == "cpu":
+            x, t = (self.op.input(name, given[name].shape) for name in names)
+        else:
+            x, t = (self.op.var(name, given[name].shape, device=DEVICE) for name in names)
+            for variable, name in zip((x, t), names, strict=True):
+                variable.assign(given[name])
         loss = self.op.mean((network(work, self, x) - t) ** 2)
         weights = [each for layer in self.layers for each in layer.parameters()]
+        for each in weights:
+            each.move(DEVICE)
         updates = optim.GradientDescent(0.01).train(loss, weights)
-        plan = cd.compile([loss, *updates], without=without)
-        feeds = batch(work)
-        return lambda: float(plan.run(feeds)[0].numpy())
+        if DEVICE == "cpu":
+            plan = cd.compile([loss, *updates], without=without)
+            return lambda: float(plan.run(given)[0].numpy())
+        plan = cd.compile([loss, *updates], without=without, precision="bfloat16")
+        for _ in range(3):
+            plan.run()
+        plan.capture()
+        pool = plan.device.pool
+        pool.reset_peak()
+
+        def step() -> None:
+            plan.run()
+            plan.device.stream.synchronize()
+            self.peak = pool.peak
+
+        return step
 
 
 class Torch:
@@ -118,19 +158,36 @@ class Torch:
 
     def step(self, work: str, without: tuple[str, ...]) -> Callable[[], Any]:
         """Return a function that trains for one step."""
-        given = {name: self.torch.from_numpy(each) for name, each in batch(work).items()}
-        network(work, self, given["x"])
-        optimizer = self.torch.optim.SGD(self.torch.nn.ModuleList(self.layers).parameters(), 0.01)
+        torch = self.torch
+        given = {name: torch.from_numpy(each).to(DEVICE) for name, each in batch(work).items()}
+        network(work, self, given["x"].cpu())
+        layers = torch.nn.ModuleList(self.layers).to(DEVICE)
+        optimizer = torch.optim.SGD(layers.parameters(), 0.01)
+
+        def loss_of(x: Any, target: Any) -> Any:
+            self.at = 0
+            return ((network(work, self, x) - target) ** 2).mean()
+
+        if DEVICE == "cpu":
+            loss_function, half = loss_of, contextlib.nullcontext()
+        else:
+            loss_function = torch.compile(loss_of)
+            half = torch.autocast("cuda", dtype=torch.bfloat16)
 
         def step() -> float:
-            self.at = 0
             optimizer.zero_grad()
-            loss = ((network(work, self, given["x"]) - given["t"]) ** 2).mean()
+            with half:
+                loss = loss_function(given["x"], given["t"])
             loss.backward()
             optimizer.step()
             return loss.item()
 
         return step
+
+    @property
+    def peak(self) -> int:
+        """Bytes of GPU memory at the peak."""
+        return self.torch.cuda.max_memory_allocated()
 
 
 def batch(work: str) -> dict[str, np.ndarray]:
@@ -142,10 +199,10 @@ def batch(work: str) -> dict[str, np.ndarray]:
 
 def network(work: str, use: Any, x: Any) -> Any:
     """Return the result of a network, built of a framework's parts."""
-    if work == "wavenet":
+    if work.startswith("wavenet"):
         x, total = use.conv(x, 64, 1), 0.0
-        for i in range(10):
-            value, gate = use.halves(use.conv(x, 128, 2, dilation=2**i))
+        for i in range(20 if work == "wavenet20" else 10):
+            value, gate = use.halves(use.conv(x, 128, 2, dilation=2 ** (i % 10)))
             y = use.tanh(value) * use.sigmoid(gate)
             x, total = x + use.conv(y, 64, 1), use.conv(y, 64, 1) + total
         return use.conv(use.relu(use.conv(use.relu(total + x), 64, 1)), 64, 1)
@@ -217,6 +274,7 @@ def serve(work: str, contestant: str, cpu_time: bool) -> None:
         import torch
 
         torch.set_num_threads(int(os.environ["CALDERA_THREADS"]))
+    use: Any = None
     if work == "writing":
         step = torch_writing() if contestant == "torch" else caldera_writing()
     else:
@@ -229,13 +287,14 @@ def serve(work: str, contestant: str, cpu_time: bool) -> None:
             start = clock()
             step()
             times.append(clock() - start)
-        print(json.dumps(times), flush=True)
+        print(json.dumps([times, 0 if DEVICE == "cpu" else use.peak]), flush=True)
 
 
 def compare(work: str, options: argparse.Namespace) -> None:
     """Let the contestants take turns, and print a line for each."""
     names = [each for each in CONTESTANTS if work != "writing" or "rows" not in each]
     environment = os.environ | {"CALDERA_THREADS": str(options.threads)}
+    environment["SEQUENCES_DEVICE"] = options.device
     processes = [
         subprocess.Popen(
             [options.torch_python if name == "torch" else sys.executable, __file__, work]
@@ -249,30 +308,33 @@ def compare(work: str, options: argparse.Namespace) -> None:
         for name in names
     ]
     turns: list[list[list[float]]] = [[] for _ in names]
+    peaks = [0] * len(names)
     for turn in range(options.rounds + 1):
-        for process, times in zip(processes, turns, strict=True):
+        for i, (process, times) in enumerate(zip(processes, turns, strict=True)):
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(f"{options.seconds}\n")
             process.stdin.flush()
-            found = json.loads(process.stdout.readline())
+            found, peaks[i] = json.loads(process.stdout.readline())
             # The first turn compiles and chooses.
             if turn:
                 times.append(found)
     for process in processes:
         process.communicate()
     ours = [min(times) for times in turns[0]]
-    for name, times in zip(names, turns, strict=True):
+    for name, times, peak in zip(names, turns, peaks, strict=True):
         ratio = statistics.median(min(each) / own for each, own in zip(times, ours, strict=True))
         best = min(map(min, times)) * 1e3
-        print(f"| {work} | {name} | {best:,.1f} | {ratio:.2f} |", flush=True)
+        memory = f" {peak / 2**20:,.0f} MiB |" if peak else ""
+        print(f"| {work} | {name} | {best:,.2f} | {ratio:.2f} |{memory}", flush=True)
 
 
 def main() -> None:
     """Run the comparisons that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("works", nargs="*", default=[*SHAPES, "writing"])
+    parser.add_argument("works", nargs="*", default=USUAL)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--cpu-time", action="store_true", help="count processor seconds")

@@ -107,6 +107,8 @@ def context_pairs(
     for _ in range(context - 1):
         farther = _one_edge_on(newest, count, starts, both[:, 1])
         newest = np.setdiff1d(farther, reached, assume_unique=True)
+        if not newest.size:
+            break
         reached = np.union1d(reached, newest)
     if share < 1:
         reached = np.union1d(reached, reached % count * count + reached // count)

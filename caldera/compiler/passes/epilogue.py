@@ -5,9 +5,10 @@ hand. The product and the sum must have no other reader. The gradients of relu, 
 need only the activated value, so this holds in training too.
 
 A batch normalisation takes over the relu after it, and an image added in between, which saves a
-pass over memory for each. The normalised value must have no other reader. In training the gradient
-of the relu is fused into the gradient of the normalisation, which recomputes the sign; with an
-added image it stays separate, since the gradient of the image needs it too.
+pass over memory for each. So does a convolution of bytes. The normalised value must have no other
+reader. In training the gradient of the relu is fused into the gradient of the normalisation, which
+recomputes the sign; with an added image it stays separate, since the gradient of the image needs it
+too.
 
 A convolution computes the sums of the batch normalisation that follows. Forward these are mean and
 variance; the op for given statistics then normalises. Backward they are the gradients of scale and
@@ -40,6 +41,7 @@ from caldera.core.graph.ops.epilogue import (
     is_channel_bias,
     matmul_epilogue,
 )
+from caldera.core.graph.ops.int8 import int8_conv2d, int8_conv2d_relu
 from caldera.core.graph.ops.normalisation import batch_norm, batch_norm_grad, batch_norm_inference
 from caldera.core.tensor.dtype import float32, float64
 
@@ -132,21 +134,29 @@ def _ending(uses: Uses, end: Node) -> Join | None:
         else:
             return None
     assert norm is not None
-    joined = batch_norm_relu if norm.op is batch_norm else batch_norm_inference_relu
     return Join(
         (*norm.inputs, *more),
-        partial(joined.outputs, **norm.attrs),
+        partial(_ACTIVATED[norm.op].outputs, **norm.attrs),
         {norm: tuple(range(len(norm.outputs))), before: (0,), end: (0,)},
     )
 
 
 def _norm_of(uses: Uses, value: Node) -> Node | None:
-    """Return the normalisation whose result this is, if no relu has it yet."""
-    if value.op is batch_norm_inference:
+    """Return the normalisation, or convolution of bytes, whose result this is, if no relu has it
+    yet."""
+    if value.op in (batch_norm_inference, int8_conv2d):
         return value
     if value.op is ITEM and value.attrs["index"] == 0 and value.inputs[0].op is batch_norm:
         return None if value.inputs[0] in uses.joined else value.inputs[0]
     return None
+
+
+_ACTIVATED = {
+    batch_norm: batch_norm_relu,
+    batch_norm_inference: batch_norm_inference_relu,
+    int8_conv2d: int8_conv2d_relu,
+}
+"""For each op that takes over the relu after it, the op with both."""
 
 
 def _is_hidden(uses: Uses, value: Node, reader: Node) -> bool:

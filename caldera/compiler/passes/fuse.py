@@ -9,9 +9,8 @@ joined node would have to run both before and after that node.
 
 Two groups that compute the parts of complex numbers, with the same inputs, become one as well.
 
-The test for a positive relu result, used by its gradient, stays separate from the relu if a product
-keeps that result for its own gradient anyway. Otherwise the result of the test would be kept as
-well.
+A part of a loop that only a later loop reads, such as the test for a positive relu result, moves
+there if all that it reads is kept until then anyway. Otherwise its result would be kept as well.
 
 If a program has turns (`turn`), a loop contains only nodes that are due at the same turn. A node
 that is due early would otherwise wait for the whole loop.
@@ -21,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from caldera.compiler.passes.constants import source_of, uniform
+from caldera.compiler.passes.constants import source_of
 from caldera.core.graph import Body, Node, Program, users_of
-from caldera.core.graph.ops import complex_, greater, relu
+from caldera.core.graph.ops import complex_
 from caldera.core.graph.ops.collective import Number, turn
 from caldera.core.graph.ops.control import fused
 from caldera.core.tensor import HALVES, Shape
@@ -61,6 +60,7 @@ class _Fuser:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.order = program.order()
+        self.roots = set(program.roots)
         self.users = users_of(self.order)
         self.place = {node: position for position, node in enumerate(self.order)}
         self.group: dict[Node, _Group] = {}
@@ -74,26 +74,14 @@ class _Fuser:
             if _is_loop(node):
                 group.shape = node.shape
                 group.me = 1 << position
-            if (_is_loop(node) or _is_tail(node)) and not self._asks_what_is_kept(node):
+            if _is_loop(node) or _is_tail(node):
                 for given in node.inputs:
                     self._try_join(given, node, position)
             if node.op is complex_:
                 self._try_join_parts(node, position)
+        for node in reversed(self.order):
+            self._try_move(node)
         return self._rebuild()
-
-    def _asks_what_is_kept(self, node: Node) -> bool:
-        if node.op is not greater or uniform(node.inputs[1]) != 0:
-            return False
-        result = node.inputs[0]
-        if result.op is not relu:
-            return False
-        # Another reader needs the result at about the same time as the test.
-        return any(
-            not _is_loop(other)
-            and abs(self.place[other] - self.place[reader]) < self.place[other] - self.place[result]
-            for reader in self.users[node]
-            for other in self.users[result]
-        )
 
     def _try_join(self, producer: Node, consumer: Node, now: int) -> None:
         first, second = self.group[producer], self.group[consumer]
@@ -150,27 +138,78 @@ class _Fuser:
                 if below.above & group.me:
                     below.above |= more
 
+    # --- values computed where they are read
+
+    def _try_move(self, node: Node) -> None:
+        """Move a node and the nodes it depends on to the only loop that reads it."""
+        group, readers = self.group[node], self.users[node]
+        if len(group.members) == 1 or not _is_loop(node) or node in self.roots:
+            return
+        later = {self.group[reader] for reader in readers}
+        if len(later) != 1 or group in later:
+            return
+        (target,) = later
+        if target.shape != group.shape or self.due.get(node) != self.due.get(readers[0]):
+            return
+        moved = self._computed_again(node, min(self.place[reader] for reader in readers))
+        if not moved or len(target.members) + len(moved) > LARGEST:
+            return
+        for each in moved:
+            del group.members[each]
+            target.members[each] = None
+            self.group[each] = target
+        for changed in (group, target):
+            changed.reads = dict.fromkeys(
+                given for member in changed.members for given in member.inputs
+            )
+
+    def _computed_again(self, node: Node, when: int) -> list[Node]:
+        """Return the nodes of the group that give `node`, if all that they read is kept till then.
+
+        The nodes are in reverse order; the list is empty if a value would have to be kept longer.
+        """
+        group, found = self.group[node], [node]
+        for member in found:
+            for given in member.inputs:
+                if given in found or self._is_kept(given, group, when):
+                    continue
+                inner = given in group.members and _is_loop(given) and given not in self.roots
+                if not inner or any(user not in found for user in self.users[given]):
+                    return []
+                found.append(given)
+        return found
+
+    def _is_kept(self, value: Node, group: _Group, when: int) -> bool:
+        """Return True if a reader outside the group needs the value at about this place."""
+        if not value.inputs:
+            return True
+        begin = self.place[value]
+        return any(
+            self.group[reader] is not group
+            and abs(self.place[reader] - when) < self.place[reader] - begin
+            for reader in self.users[value]
+        )
+
     # --- rebuilding
 
     def _rebuild(self) -> Program:
         new: dict[Node, Node] = {}
-        roots = set(self.program.roots)
         for group in self._groups_in_order():
             if len(group.members) == 1:
                 (node,) = group.members
                 new[node] = node.op.rebuild(node, tuple([new[given] for given in node.inputs]))
             else:
-                self._emit(group, new, roots)
+                self._emit(group, new)
         return self.program.with_roots([new[root] for root in self.program.roots])
 
-    def _emit(self, group: _Group, new: dict[Node, Node], roots: set[Node]) -> None:
+    def _emit(self, group: _Group, new: dict[Node, Node]) -> None:
         members = group.members
         sources = (source_of(given) for given in group.reads if given not in members)
         outside = dict.fromkeys(node for node in sources if node.op.name != "constant")
         outputs = [
             node
             for node in members
-            if node in roots or any(user not in members for user in self.users[node])
+            if node in self.roots or any(user not in members for user in self.users[node])
         ]
         results = fused.outputs(*[new[node] for node in outside], body=Body(list(outside), outputs))
         new.update(zip(outputs, results, strict=True))

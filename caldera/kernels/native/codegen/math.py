@@ -23,6 +23,7 @@ from caldera.kernels.native.codegen.emitter import (
     vector,
 )
 from caldera.kernels.native.codegen.target import host_target
+from caldera.kernels.native.codegen.values import itemsize
 
 LOG2_E = math.log2(math.e)
 
@@ -170,14 +171,14 @@ def _one_where(k: Emitter, condition: RegisterValue, like: RegisterValue) -> Reg
 # --- exponentials
 
 
-def _reduced(k: Emitter, x: RegisterValue) -> tuple[RegisterValue, RegisterValue]:
-    """(r, n) with x = r + n ln 2 and |r| <= ln(2) / 2; n as an integer."""
+def _reduced(k: Emitter, x: RegisterValue) -> tuple[RegisterValue, RegisterValue, RegisterValue]:
+    """(r, n, n as an integer) with x = r + n ln 2 and |r| <= ln(2) / 2."""
     kind = _format(x)
     shifted = k.fma(x, LOG2_E, kind.magic)
     count = shifted - kind.magic
     magic_bits = k.bitcast(k.constant(kind.magic, x.type), _integers(x))
     rest = k.fma(count, -kind.ln2_low, k.fma(count, -kind.ln2_high, x))
-    return rest, k.bitcast(shifted, _integers(x)) - magic_bits
+    return rest, count, k.bitcast(shifted, _integers(x)) - magic_bits
 
 
 def _power_of_two(k: Emitter, n: RegisterValue, like: RegisterValue) -> RegisterValue:
@@ -186,9 +187,12 @@ def _power_of_two(k: Emitter, n: RegisterValue, like: RegisterValue) -> Register
     return k.bitcast((n + kind.bias) << kind.mantissa, like.type)
 
 
+def _expm1_of_rest(k: Emitter, rest: RegisterValue) -> RegisterValue:
+    return k.fma(rest * rest, k.polynomial(rest, _format(rest).exp), rest)
+
+
 def _exp_of_rest(k: Emitter, rest: RegisterValue) -> RegisterValue:
-    curve = k.polynomial(rest, _format(rest).exp)
-    return k.fma(rest * rest, curve, rest) + 1.0
+    return _expm1_of_rest(k, rest) + 1.0
 
 
 def exp(k: Emitter, x: RegisterValue) -> RegisterValue:
@@ -199,17 +203,48 @@ def exp(k: Emitter, x: RegisterValue) -> RegisterValue:
 def exp_of_negative(k: Emitter, x: RegisterValue) -> RegisterValue:
     """e^x for x that is not positive (or not too large for a finite result)."""
     x = maximum(k, x, _format(x).underflow)
-    rest, n = _reduced(k, x)
+    rest, count, n = _reduced(k, x)
+    value = _exp_of_rest(k, rest)
+    if host_target().scales_vectors and x.lanes % host_target().lanes(itemsize(x.type)) == 0:
+        return _scaled(k, value, count)
     # In two steps, because 2^n may be too large or too small for a normal number.
     half = n >> 1
-    value = _exp_of_rest(k, rest) * _power_of_two(k, half, x)
-    return value * _power_of_two(k, n - half, x)
+    return value * _power_of_two(k, half, x) * _power_of_two(k, n - half, x)
+
+
+def _scaled(k: Emitter, value: RegisterValue, count: RegisterValue) -> RegisterValue:
+    """value 2^count, rounded once, by an instruction of AVX-512 for each register."""
+    kind = element(value.type)
+    lanes = host_target().lanes(itemsize(kind))
+    full, mask = vector(kind, lanes), ir.IntType(lanes)
+    name = "llvm.x86.avx512.mask.scalef." + ("ps.512" if kind == F32 else "pd.512")
+    function = k.declared(name, ir.FunctionType(full, [full, full, full, mask, I32]))
+    every, as_set = RegisterValue(k, mask(-1)), RegisterValue(k, I32(4))
+    parts = []
+    for start in range(0, value.lanes, lanes):
+        picks = tuple(range(start, start + lanes))
+        a, b = (k.shuffle(each, each, picks) for each in (value, count))
+        parts.append(k.call(function, a, b, a, every, as_set))
+    while len(parts) > 1:
+        # Products sum in three registers a row, for example.
+        parts += parts[-1:] * (len(parts) % 2)
+        together = tuple(range(2 * parts[0].lanes))
+        parts = [k.shuffle(a, b, together) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    (whole,) = parts
+    return whole if whole.lanes == value.lanes else k.shuffle(whole, whole, range(value.lanes))
 
 
 def _exp_of_moderate(k: Emitter, x: RegisterValue) -> RegisterValue:
     """e^x for x that is not positive, where a result below 1e-17 may as well be that."""
-    rest, n = _reduced(k, maximum(k, x, -40.0))
+    rest, _, n = _reduced(k, maximum(k, x, -40.0))
     return _exp_of_rest(k, rest) * _power_of_two(k, n, x)
+
+
+def _expm1_of_moderate(k: Emitter, x: RegisterValue) -> RegisterValue:
+    """e^x - 1, accurate near 0, for |x| below 80."""
+    rest, _, n = _reduced(k, x)
+    scale = _power_of_two(k, n, x)
+    return k.fma(_expm1_of_rest(k, rest), scale, scale - 1.0)
 
 
 def expm1(k: Emitter, x: RegisterValue) -> RegisterValue:
@@ -217,8 +252,8 @@ def expm1(k: Emitter, x: RegisterValue) -> RegisterValue:
     kind = _format(x)
     # Below the lower end the result is -1 to the last bit.
     near = maximum(k, minimum(k, x, kind.overflow), -1.5 * (kind.mantissa + 1))
-    rest, n = _reduced(k, near)
-    curve = k.fma(rest * rest, k.polynomial(rest, kind.exp), rest)
+    rest, _, n = _reduced(k, near)
+    curve = _expm1_of_rest(k, rest)
     # Half of the scale first: 2^n may be the power just beyond the largest.
     scale = _power_of_two(k, n - 1, x)
     result = k.fma(curve, scale, scale - 0.5) * 2.0
@@ -232,62 +267,30 @@ def sigmoid(k: Emitter, x: RegisterValue) -> RegisterValue:
     return top / (small + 1.0)
 
 
-# tanh(x) = x + x^3 P(x^2) up to here, for float32 and float64.
-_TANH_MIDDLE_SINGLE, _TANH_MIDDLE = 0.625, 0.55
-_TANH_SINGLE = (
-    -0.0057162027806043625,
-    0.020649708807468414,
-    -0.05374317243695259,
-    0.13331486284732819,
-    -0.3333328366279602,
-)
-_TANH_DOUBLE = (
-    -1.9468035063688238e-05,
-    8.327613675562183e-05,
-    -0.0002333555046144257,
-    0.0005884350833191247,
-    -0.0014555407718033345,
-    0.0035920917424151428,
-    -0.008863232576425198,
-    0.021869488384549624,
-    -0.053968253963722845,
-    0.1333333333332657,
-    -0.333333333333333,
-)
+# From here on tanh is 1 to the last bit.
+_TANH_END_SINGLE, _TANH_END = 9.1, 19.1
 
 
 def tanh(k: Emitter, x: RegisterValue) -> RegisterValue:
     """Return the hyperbolic tangent."""
-    single = element(x.type) == F32
-    magnitude = absolute(k, x)
-    squared = x * x
-    curve = k.polynomial(squared, _TANH_SINGLE if single else _TANH_DOUBLE)
-    near = k.fma(magnitude * squared, curve, magnitude)
-    small = _exp_of_moderate(k, magnitude * -2.0)
-    far = (1.0 - small) / (small + 1.0)
-    middle = _TANH_MIDDLE_SINGLE if single else _TANH_MIDDLE
-    return copy_sign(k, k.select(magnitude < middle, near, far), x)
+    end = _TANH_END_SINGLE if element(x.type) == F32 else _TANH_END
+    grown = _expm1_of_moderate(k, minimum(k, absolute(k, x), end) * 2.0)
+    return copy_sign(k, grown / (grown + 2.0), x)
 
 
 # --- the error function
 
-# For float32: erf(x) = x + x P(x^2) up to the middle, and beyond erf(x) = 1 - exp(-x - x P(x)).
-_ERF_MIDDLE = 0.925
-_ERF_NEAR = (
-    -0.0005959555273875594,
-    0.00498734787106514,
-    -0.026762964203953743,
-    0.11281730979681015,
-    -0.37612488865852356,
-    0.12837915122509003,
-)
-_ERF_FAR = (
-    -0.00021398835815489292,
-    0.0032149788457900286,
-    -0.02289002202451229,
-    0.1052619069814682,
-    0.6357182860374451,
-    0.128514364361763,
+# For float32: erf(x) = 1 - exp(-x - x P(x)).
+_ERF = (
+    -9.256265002477448e-06,
+    0.00011764126975322142,
+    -0.000632836832664907,
+    0.00166702747810632,
+    -0.00016039606998674572,
+    -0.019153064116835594,
+    0.10277783125638962,
+    0.6366193890571594,
+    0.12837916612625122,
 )
 _ERF_END = 3.93
 # W. J. Cody, Mathematics of Computation 23 (1969): x P(x^2) / Q(x^2) up to 0.46875, and beyond
@@ -346,12 +349,9 @@ def erf(k: Emitter, x: RegisterValue) -> RegisterValue:
 
 
 def _erf_single(k: Emitter, x: RegisterValue) -> RegisterValue:
-    magnitude = absolute(k, x)
-    near = k.fma(magnitude, k.polynomial(x * x, _ERF_NEAR), magnitude)
-    clipped = minimum(k, magnitude, _ERF_END)
-    power = k.fma(clipped, k.polynomial(clipped, _ERF_FAR), clipped)
-    far = 1.0 - _exp_of_moderate(k, -power)
-    return copy_sign(k, k.select(magnitude < _ERF_MIDDLE, near, far), x)
+    clipped = minimum(k, absolute(k, x), _ERF_END)
+    power = k.fma(clipped, k.polynomial(clipped, _ERF), clipped)
+    return copy_sign(k, _expm1_of_moderate(k, -power), x)
 
 
 # --- logarithms

@@ -35,6 +35,11 @@ class CompilerTarget:
         """True if one instruction reads and writes part of a vector (AVX-512, AVX2)."""
         return self.width >= 32
 
+    @property
+    def scales_vectors(self) -> bool:
+        """True if one instruction multiplies a vector by powers of two (AVX-512)."""
+        return self.width == 64
+
     def lanes(self, itemsize: int) -> int:
         """Return the number of elements of this size in a vector register."""
         return self.width // itemsize

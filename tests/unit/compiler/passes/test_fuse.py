@@ -15,7 +15,7 @@ from caldera.core.graph.ops.base import broadcast_to, cast, sum_
 from caldera.core.graph.ops.control import fused
 from caldera.core.graph.ops.product import matmul
 from caldera.core.graph.ops.reduction import max_
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Program, topological
 from caldera.core.tensor.dtype import float16
 from tests.unit.compiler.passes.tools import compute, names, number, variable
 
@@ -169,3 +169,22 @@ def test_of_a_relu_whose_result_is_kept_no_answers_are() -> None:
     plan = cd.compile([op.sum(y * y), *op.grad(op.sum(y * y), weights)])
     kept = [buffer.spec for buffer in plan.schedule.buffers if buffer.spec.dtype == np.bool_]
     assert not kept
+
+
+def test_derivatives_of_a_gate_are_computed_where_they_are_read() -> None:
+    """The gradients keep both factors of a gate, from which its derivatives are computed."""
+    x = op.var("x", (64, 32), fill=cd.uniform(-1, 1))
+    weights = [op.var(f"w{i}", (32, 64), fill=cd.uniform(-0.3, 0.3)) for i in range(3)]
+    y: Expr = x
+    for weight in weights:
+        value, gate = op.split(op.matmul(y, weight), 2, axis=1)
+        y = y + op.tanh(value) * op.sigmoid(gate)
+    plan = cd.compile([op.sum(y * y), *op.grad(op.sum(y * y), weights)])
+    written = [
+        len(step.outputs)
+        for step in plan.schedule.steps
+        if step.node.op is fused
+        and any(node.op is e.tanh for node in topological(step.node.attrs["body"].outputs))
+    ]
+    # tanh, sigmoid and the sum; the loss is in the last loop as well.
+    assert written[:2] == [3, 3]

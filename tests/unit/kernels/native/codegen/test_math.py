@@ -172,6 +172,27 @@ def test_error_function() -> None:
 
 
 @native_kernel
+def _apply_to_wider(
+    k: Emitter, x: Pointer, y: Pointer, count: Integer, name: str, lanes: int
+) -> None:
+    for i, n in k.vectors(0, count, *sorted({lanes, 1}, reverse=True)):
+        y.store(i, FUNCTIONS[name](k, x.load(i, n)))
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("name", ["exp", "sigmoid", "tanh"])
+def test_vectors_of_any_width_give_the_same_bits(name: str, dtype: str) -> None:
+    x = arguments(dtype)
+    found = []
+    for lanes in (1, *(count * natural_lanes(F32) for count in (4, 3, 1))):
+        y = np.empty_like(x)
+        NativeRunner([_apply_to_wider.call(x=x, y=y, count=x.size, name=name, lanes=lanes)])()
+        found.append(y)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@native_kernel
 def _raise(k: Emitter, a: Pointer, b: Pointer, y: Pointer, count: Integer) -> None:
     for i, n in k.vectors(0, count, natural_lanes(a.type), 1):
         y.store(i, elementary.power(k, a.load(i, n), b.load(i, n)))
