@@ -134,7 +134,7 @@ def array_to_save(value: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
     >>> array_to_save(np.arange(6).reshape(2, 3).T, "save_npy").flags.c_contiguous
     True
     """
-    array = value.numpy() if isinstance(value, Tensor) else array_of(value, where)
+    array = value.numpy() if isinstance(value, Tensor) else array_of(value, where, stored=True)
     # Not `ascontiguousarray`, which would turn a scalar into a vector.
     return np.asarray(array, order="C")
 

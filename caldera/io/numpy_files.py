@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from caldera.base.file_access import check_asked, check_shape
 from caldera.core.tensor import DType, Shape, Tensor, bfloat16, canonical, size
+from caldera.core.tensor.dtype import FLOAT8
 from caldera.errors import DataError, DtypeError
 from caldera.io.files import (
     PathLike,
@@ -162,11 +163,11 @@ def _members(path: PathLike, read: Read[T]) -> dict[str, T]:
 
 def _array(tensor: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
     array = array_to_save(tensor, where)
-    if array.dtype == bfloat16:
+    if array.dtype == bfloat16 or array.dtype in FLOAT8:
         raise DtypeError.build(
             where,
             expected="a dtype that npy files know",
-            got="bfloat16",
+            got=array.dtype.name,
             hint="save it as safetensors, or astype('float32') first",
         )
     return array

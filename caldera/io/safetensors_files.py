@@ -54,6 +54,8 @@ _DTYPES: dict[str, dtypes.DType] = {
     "F32": dtypes.float32,
     "F64": dtypes.float64,
     "C64": dtypes.complex64,
+    "F8_E4M3": dtypes.canonical("float8_e4m3fn", stored=True),
+    "F8_E5M2": dtypes.canonical("float8_e5m2", stored=True),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _METADATA = "__metadata__"
@@ -249,6 +251,7 @@ def _refuse_pickle(file: IO[bytes], where: str) -> None:
     is_pickle = start[:2] in _PICKLES and start[_LENGTH_BYTES:] != b"{"
     if start.startswith(_ZIP_MAGIC) or is_pickle:
         name = str(getattr(file, "name", "weights.pth"))
+        refuse_exported_program(name, where)
         raise DataError.build(
             where,
             expected="a safetensors file",
@@ -259,6 +262,21 @@ def _refuse_pickle(file: IO[bytes], where: str) -> None:
             f"torch.load({name!r}, map_location='cpu', weights_only=True).items()}}, "
             f"{str(Path(name).with_suffix('.safetensors'))!r})",
         )
+
+
+def refuse_exported_program(name: str, where: str) -> None:
+    """Say how to convert a file of `torch.export.save`, by its name."""
+    if not name.endswith(".pt2"):
+        return
+    path = str(Path(name).with_suffix(".onnx"))
+    raise DataError.build(
+        where,
+        expected="a model file of Caldera or ONNX",
+        got="one of torch.export.save",
+        hint="convert it with PyTorch and onnxscript, then call "
+        f"caldera.onnx.load({path!r}):\n"
+        f"  import torch; torch.onnx.export(torch.export.load({name!r}), f={path!r}, dynamo=True)",
+    )
 
 
 def _entry(raw: Any, where: str) -> _Entry:

@@ -85,7 +85,7 @@ _leaves: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
 def _leaf_of(value: Tensor) -> Node:
     node = _leaves.get(id(value))
     if node is None:
-        spec = Spec(value.shape, value.dtype)
+        spec = Spec(value.shape, canonical(value.dtype))
         node = tensor_leaf(symbol=Symbol("", spec, "tensor", value))
         _leaves[id(value)] = node
     return node
@@ -114,7 +114,7 @@ def dtype_of(value: Any) -> DType | None:
     if isinstance(value, GraphOperand):
         return value.node.dtype
     if isinstance(value, Tensor):
-        return value.dtype
+        return canonical(value.dtype)
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, float | complex):
         return canonical(value.dtype)
     return None

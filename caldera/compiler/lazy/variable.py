@@ -12,7 +12,7 @@ from caldera.compiler.lazy.expr import Expr
 from caldera.core.graph.node import Spec, Symbol
 from caldera.core.graph.ops.base import input_, variable
 from caldera.core.memory import MANAGED, Device, Kind
-from caldera.core.tensor import Tensor, array_of
+from caldera.core.tensor import Tensor, array_of, canonical
 from caldera.errors import ShapeError
 
 
@@ -115,7 +115,8 @@ def var(
     if shape is None:
         has_shape = isinstance(fill, np.ndarray | Tensor | list | tuple)
         shape = array_of(fill, f"variable {name}").shape if has_shape else ()
-    tensor = Tensor(shape, fill=fill, dtype=dtype, kind=kind, device=device, name=name)
+    wanted = canonical(dtype)
+    tensor = Tensor(shape, fill=fill, dtype=wanted, kind=kind, device=device, name=name)
     return Variable.of(name, tensor)
 
 

@@ -47,9 +47,9 @@ def tensor(
     >>> cd.tensor([1, 2]).dtype, cd.tensor(np.zeros(2)).dtype
     (dtype('int64'), dtype('float64'))
     """
-    array = array_of(data, "tensor")
+    array = array_of(data, "tensor", stored=True)
     if dtype is not None:
-        array = exactly(array, canonical(dtype), "tensor")
+        array = exactly(array, canonical(dtype, stored=True), "tensor")
     elif not has_dtype(data) and is_inexact(array.dtype):
         array = array.astype(of_scalar(array.dtype.type(0).item()))
     return Tensor.from_numpy(array, kind, device, name)

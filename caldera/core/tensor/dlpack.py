@@ -160,7 +160,7 @@ def _head(capsule: object) -> _TensorHead:
 
 
 def _require_native(dtype: DType) -> None:
-    if canonical(dtype) != dtype:
+    if canonical(dtype, stored=True) != dtype:
         raise DtypeError.build(
             "from_numpy",
             expected="this machine's byte order",

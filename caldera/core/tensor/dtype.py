@@ -51,34 +51,48 @@ SIGNED: frozenset[DType] = frozenset({int8, int16, int32, int64})
 UNSIGNED: frozenset[DType] = frozenset({uint8, uint16, uint32, uint64})
 INTEGERS = SIGNED | UNSIGNED
 COMPLEX: frozenset[DType] = frozenset({complex64, complex128})
+FLOAT8: frozenset[DType] = frozenset(
+    map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
+)
+"""Dtypes of tensors and files that no operation computes in."""
 
 # NumPy has several equal dtype objects per type; this table returns a unique one.
 _OURS = {dtype: dtype for dtype in ALL}
+_STORED = {**_OURS, **{dtype: dtype for dtype in FLOAT8}}
+_STORED_BY_NAME = {dtype.name: dtype for dtype in _STORED}
 # Order inside one family; across families bool < integers < floats < complex numbers.
 _RANK = {dtype: rank for rank, dtype in enumerate(ALL)}
 
 
-def canonical(dtype: object) -> DType:
+def canonical(dtype: object, *, stored: bool = False) -> DType:
     """Return the dtype denoted by a name, NumPy dtype or Python type.
 
-    Python's `float`, `int` and `complex` mean float32, int64 and complex64.
+    Python's `float`, `int` and `complex` mean float32, int64 and complex64. With `stored`, dtypes
+    that can only be stored are accepted too.
+
+    >>> canonical("float8_e5m2", stored=True).itemsize
+    1
     """
+    known, by_name = (_STORED, _STORED_BY_NAME) if stored else (_OURS, BY_NAME)
     if dtype is float:
         return float32
     if dtype is complex:
         return complex64
     if isinstance(dtype, str):
-        found = BY_NAME.get(dtype)
+        found = by_name.get(dtype)
     elif isinstance(dtype, np.dtype):
-        found = _OURS.get(dtype) or _OURS.get(dtype.newbyteorder("="))
+        found = known.get(dtype) or known.get(dtype.newbyteorder("="))
     else:
-        found = _of_type(dtype)
+        found = _of_type(dtype, known)
     if found is None:
+        is_storage = _of_type(dtype, _STORED) is not None
         raise DtypeError.build(
             "dtype",
-            expected="one of " + ", ".join(BY_NAME),
+            expected="one of " + ", ".join(by_name),
             got=f"{dtype!r}",
-            hint="convert the data to one of these first",
+            hint="float8 only stores numbers: convert the tensor with astype('float32') first"
+            if is_storage
+            else "convert the data to one of these first",
         )
     return found
 
@@ -92,10 +106,10 @@ NAMES: Mapping[DType, str] = _Names()
 """Name of each dtype, cached because NumPy recreates it on every access."""
 
 
-def _of_type(dtype: object) -> DType | None:
+def _of_type(dtype: object, known: Mapping[DType, DType]) -> DType | None:
     try:
         # NumPy reads None as float64; here it is no dtype.
-        return None if dtype is None else _OURS.get(np.dtype(dtype))  # type: ignore[call-overload]
+        return None if dtype is None else known.get(np.dtype(dtype))  # type: ignore[call-overload]
     except (TypeError, ValueError):
         return None
 
@@ -201,8 +215,8 @@ def has_dtype(data: object) -> bool:
     return hasattr(data, "dtype")
 
 
-def array_of(data: object, where: str) -> Array:
-    """Return data as an array, whose dtype is one that Caldera has.
+def array_of(data: object, where: str, *, stored: bool = False) -> Array:
+    """Return data as an array, whose dtype is one that Caldera has (or can store).
 
     >>> array_of([[1, 2], [3, 4]], "tensor").shape
     (2, 2)
@@ -215,7 +229,7 @@ def array_of(data: object, where: str) -> Array:
             where, expected="nested lists of equal lengths", got=str(error).split(".")[0]
         ) from None
     # Byte-swapped data becomes native here; all other data is unchanged.
-    dtype = canonical(array.dtype)
+    dtype = canonical(array.dtype, stored=stored)
     return array if array.dtype is dtype else array.astype(dtype, copy=False)
 
 
@@ -276,13 +290,14 @@ def exactly(values: object, dtype: DType, where: str) -> Array:
     >>> exactly([1, 2], np.dtype("float32"), "constant").tolist()
     [1.0, 2.0]
     """
-    array = array_of(values, where)
+    array = array_of(values, where, stored=True)
     if array.dtype == dtype:
         return array
     if not array.size:
         return array.astype(dtype)
     drops_imaginary = is_complex(array.dtype) and not is_complex(dtype)
-    if drops_imaginary or (is_float(array.dtype) and not is_inexact(dtype)):
+    is_inexact_goal = is_inexact(dtype) or dtype in FLOAT8
+    if drops_imaginary or (array.dtype in FLOATS | FLOAT8 and not is_inexact_goal):
         raise DtypeError.build(
             where,
             expected=f"values that {dtype} can hold",
@@ -291,7 +306,7 @@ def exactly(values: object, dtype: DType, where: str) -> Array:
             if drops_imaginary
             else "convert them with astype first, or choose another dtype",
         )
-    if is_integer(array.dtype) and not is_inexact(dtype):
+    if is_integer(array.dtype) and not is_inexact_goal:
         _require_range(int(array.min()), int(array.max()), dtype, where)
     return array.astype(dtype)
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from caldera.core.tensor import philox
 from caldera.core.tensor.dtype import (
+    FLOAT8,
     DType,
     array_of,
     bool_,
@@ -65,7 +66,9 @@ def filled(fill: Filler, shape: Shape, dtype: DType) -> Array:
     [2.0, 2.0, 2.0]
     """
     now = streams()
-    return fill.generate(shape, dtype, now.seed, now.take() if fill.is_random else 0)
+    wide = float32 if dtype in FLOAT8 else dtype
+    found = fill.generate(shape, wide, now.seed, now.take() if fill.is_random else 0)
+    return found.astype(dtype, copy=False)
 
 
 def as_filler(fill: object, where: str) -> Filler:

@@ -7,7 +7,7 @@ is lazy, and therefore defined on graphs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from caldera.base.arguments import checked, refusal
 from caldera.base.formatting import html_text, note
 from caldera.core.memory import MANAGED, Device, Kind, MemoryManager, find_device
+from caldera.core.memory.devices import names_device
 from caldera.core.tensor import dlpack
 from caldera.core.tensor.dtype import DType, bool_, canonical, exactly, is_complex, little_endian
 from caldera.core.tensor.fillers import Constant, as_filler, filled
@@ -70,13 +71,15 @@ class Tensor(StridedArray, ScalarConversions):
     ) -> None:
         sizes = as_shape(shape, "Tensor")
         if type(fill) is Kind:
+            if device is None and type(kind) is not Kind:
+                device = cast(DeviceSpec, kind)
             fill, kind = None, fill
-            if type(dtype) is int:
-                dtype, device = "float32", dtype
+            if device is None and names_device(dtype):
+                dtype, device = "float32", cast(DeviceSpec, dtype)
         elif isinstance(dtype, Kind):
             device = device if isinstance(kind, Kind) else kind
             dtype, kind = "float32", dtype
-        self._dtype = canonical(dtype)
+        self._dtype = canonical(dtype, stored=True)
         self._layout = StridedView(sizes, row_major_strides(sizes), 0)
         self._memory = MemoryManager(size(sizes), self._dtype, kind, device, owner=name)
         self.fill_(Constant(0) if fill is None else fill)
@@ -126,7 +129,7 @@ class Tensor(StridedArray, ScalarConversions):
             flat, layout = dlpack.flattened(array)
             memory = MemoryManager.adopt(flat, kind, device, name)
             return cls._over(memory, layout, flat.dtype)
-        dtype = canonical(array.dtype)
+        dtype = canonical(array.dtype, stored=True)
         memory = MemoryManager(array.size, dtype, kind, device, owner=name)
         memory.copy_from(np.ascontiguousarray(array, dtype).reshape(-1))
         return cls._wrap(memory, array.shape, dtype)
@@ -297,11 +300,15 @@ class Tensor(StridedArray, ScalarConversions):
     def astype(self, dtype: object) -> Tensor:
         """Return a copy in another dtype; floats lose their fraction on the way to integers.
 
+        "float8_e4m3fn" and "float8_e5m2" only store numbers, rounded to 4 and 3 binary digits: no
+        operation takes them. Numbers beyond 448 become NaN in the first, and beyond 57344 infinite
+        in the second.
+
         >>> import caldera as cd
         >>> cd.tensor([1.5, -2.5]).astype("int32").tolist()
         [1, -2]
         """
-        wanted = canonical(dtype)
+        wanted = canonical(dtype, stored=True)
         if wanted == self._dtype:
             return self.copy()
         if is_complex(self._dtype) and not is_complex(wanted) and wanted != bool_:
@@ -373,7 +380,7 @@ class Tensor(StridedArray, ScalarConversions):
         >>> cd.Tensor.from_bytes(b"\x01\x00\x02\x00", "int16", (2,)).tolist()
         [1, 2]
         """
-        wanted, sizes = canonical(dtype), as_shape(shape, "Tensor.from_bytes")
+        wanted, sizes = canonical(dtype, stored=True), as_shape(shape, "Tensor.from_bytes")
         if kind not in Kind.__members__:
             kinds = ", ".join(Kind.__members__)
             raise refusal("Tensor.from_bytes", "kind", f"one of {kinds}", kind)

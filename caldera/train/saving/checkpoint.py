@@ -171,7 +171,10 @@ def described(array: np.ndarray) -> dict[str, Any]:
 def nbytes(description: Any, where: str) -> int:
     """Return the size of a tensor in bytes, from its description."""
     try:
-        return size(tuple(description["shape"])) * canonical(description["dtype"]).itemsize
+        return (
+            size(tuple(description["shape"]))
+            * canonical(description["dtype"], stored=True).itemsize
+        )
     except (CalderaError, KeyError, TypeError, ValueError) as problem:
         raise CheckpointError.build(where, expected="shape and dtype", got=str(problem)) from None
 

@@ -61,6 +61,22 @@ def test_without_a_filler_there_are_zeros_even_in_used_memory(kind, device):
         del t
 
 
+@pytest.mark.parametrize("place", ["loopback", "loopback:1", "cpu", cd.device("loopback"), 0])
+def test_a_device_may_follow_the_kind_of_memory(place):
+    with cd.settings.override(accelerator="loopback"):
+        wanted = cd.device(place)
+        for t in (
+            cd.Tensor((2, 3), cd.MANAGED, place),
+            cd.Tensor((2, 3), cd.constant(0), cd.MANAGED, place),
+            cd.Tensor((2, 3), cd.MANAGED, "float32", place),
+            cd.Tensor((2, 3), None, "float32", cd.MANAGED, place),
+        ):
+            assert (t.device, t.dtype, t.kind) == (wanted, np.float32, cd.MANAGED)
+    assert cd.Tensor((2, 3), cd.HOST, "int8").dtype == np.int8
+    with pytest.raises(cd.errors.DtypeError, match="cpu"):
+        cd.Tensor((2, 3), cd.MANAGED, "cpu", device="loopback")
+
+
 def test_fill_takes_numbers_and_arrays():
     assert cd.Tensor((2,), fill=3).tolist() == [3, 3]
     assert cd.Tensor((2,), fill=np.array([1, 2])).tolist() == [1, 2]
