@@ -15,6 +15,7 @@ from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor import glorot_uniform, is_integer, normal, uniform
 from caldera.nn.basic import Dense, check_counts, register, samples_of
+from caldera.nn.few_bits import matrix
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
 from caldera.nn.noise import Dropout
@@ -50,7 +51,8 @@ class Embedding(Layer):
 
     def build(self, words: Expr) -> None:
         shape = (self.count, self.width)
-        self.weight = self.parameter("weight", shape, fill_or(self.fill, uniform(-0.05, 0.05)))
+        fill = fill_or(self.fill, uniform(-0.05, 0.05))
+        self.weight = matrix(self, "weight", shape, fill, inputs=1)
 
     def forward(self, words: Expr) -> Any:
         self.require(
@@ -157,17 +159,15 @@ class MultiHeadAttention(Layer):
         other = width if memory is None or memory.ndim != 3 else memory.shape[2]
         self.memory_weight = None
         if other == width:
-            self.weight = self.parameter("input_weight", (width, width + shared), fill)
+            self.weight = matrix(self, "input_weight", (width, width + shared), fill, inputs=0)
         else:
-            self.weight = self.parameter("input_weight", (width, width), fill)
+            self.weight = matrix(self, "input_weight", (width, width), fill, inputs=0)
             limit = math.sqrt(6.0 / (other + width))
-            self.memory_weight = self.parameter(
-                "memory_weight", (other, shared), fill_or(self.fill, uniform(-limit, limit))
-            )
+            fill = fill_or(self.fill, uniform(-limit, limit))
+            self.memory_weight = matrix(self, "memory_weight", (other, shared), fill, inputs=0)
         self.offset = self.parameter("input_bias", (width + shared,)) if self.bias else None
-        self.output_weight = self.parameter(
-            "output_weight", (width, width), fill_or(self.output_fill, glorot_uniform())
-        )
+        fill = fill_or(self.output_fill, glorot_uniform())
+        self.output_weight = matrix(self, "output_weight", (width, width), fill, inputs=0)
         self.output_offset = self.parameter("output_bias", (width,)) if self.bias else None
 
     def forward(self, x: Expr, memory: Expr | None = None, mask: Expr | None = None) -> Expr:

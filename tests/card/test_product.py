@@ -9,10 +9,12 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.compiler.lazy import Expr, lift
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops import epilogue, product
 from caldera.core.graph.ops.epilogue import ACTIVATIONS
+from caldera.core.graph.ops.few_bits import dequantise, quantised
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.common.product import Epilogue
@@ -292,3 +294,16 @@ def test_the_text_is_cuda(epilogue: EpilogueCode) -> None:
     sources.append(tiled._text(tiled._SPLIT_K_REDUCE, epilogue, index="u64", term="T"))
     for source in sources:
         check_for_a_card(source)
+
+
+def test_weights_of_a_few_bits_are_decoded(libraries: Device) -> None:
+    draw = np.random.default_rng(0)
+    for bits, group in ((8, 0), (4, 32)):
+        codes, scale = quantised(draw.normal(size=(9, 150)).astype("float32"), bits, group)
+        x, feeds = op.input("x", (3, 150)), draw.normal(size=(3, 150)).astype("float32")
+        weight = Expr(dequantise(lift(codes), lift(scale), columns=150))
+        found = [
+            cd.compile([op.matmul(x, weight, transpose_b=True)], device=place).run({"x": feeds})[0]
+            for place in (libraries, "cpu")
+        ]
+        np.testing.assert_allclose(found[0].numpy(), found[1].numpy(), rtol=1e-4, atol=1e-4)

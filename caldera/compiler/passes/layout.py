@@ -61,6 +61,8 @@ IMAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "batch_norm_grad_elementwise": ((0, 1), (0,)),
     "conv2d_moments": ((0,), (0,)),
     "conv2d_input_norm_reduce": ((0, 2, 6, 7), (0,)),
+    "int8_conv2d": ((0,), (0,)),
+    "int8_conv2d_relu": ((0, 4), (0,)),
     "group_norm": ((0,), (0,)),
     "group_norm_grad": ((0, 1), (0,)),
     "local_response_norm": ((0,), (0,)),

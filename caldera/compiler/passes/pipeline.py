@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import lru_cache
 
-from caldera.compiler.passes import fold, redundancy, reshapes, simplify, stable_losses
+from caldera.compiler.passes import few_bits, fold, redundancy, reshapes, simplify, stable_losses
 from caldera.compiler.passes.complex_parts import complex_parts
 from caldera.compiler.passes.epilogue import epilogue, norm_epilogue, norm_sums
 from caldera.compiler.passes.fuse import fuse
@@ -117,6 +117,7 @@ def passes(
     algebra = _algebra(without, in_loop)
     steps: list[tuple[str, Pass]] = [
         ("losses", stable_losses.RULES),
+        ("few_bits", few_bits.RULES),
         # Before complex numbers are parts: their arithmetic keeps its precision.
         ("precision", lambda program: lower_precision(program, precision)),
         ("complex", complex_parts),

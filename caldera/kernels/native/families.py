@@ -18,7 +18,7 @@ from caldera.kernels.native import (
 )
 from caldera.kernels.native.elementwise import loop
 from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response
-from caldera.kernels.native.product import amx, few_rows, gemm, int8, packed
+from caldera.kernels.native.product import amx, few_bits, few_rows, gemm, int8, packed
 from caldera.kernels.native.reduction import argmax, reduce
 from caldera.kernels.native.softmax import softmax
 from caldera.kernels.table import TABLE
@@ -33,6 +33,7 @@ LATER = {
         "conv2d_moments",
         "conv2d_weight",
     ),
+    (f"{_HERE}.convolution.int8",): ("int8_conv2d", "int8_conv2d_relu"),
     (f"{_HERE}.collective",): ("all_sum", "collective_finish", "collective_start", "turn"),
 }
 """Modules with the ops whose native kernels they contain."""

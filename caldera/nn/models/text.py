@@ -208,7 +208,7 @@ class GPT(Layer):
     def _reader(self, count: int, length: int) -> Reader:
         if not self.built:
             self(op.input("words", (1, self.context), dtype="int64"))
-        device = self.words.weight.symbol.value.device
+        device = self.parameters()[0].symbol.value.device
         # Few lengths, so that few plans are made.
         key = (device, count, min(2 ** (length - 1).bit_length(), self.context))
         if key not in self._readers:

@@ -20,6 +20,7 @@ import numpy as np
 from caldera.base.file_access import check_asked, check_shape
 from caldera.core.tensor import DType, size
 from caldera.errors import DataError
+from caldera.io.safetensors_files import refuse_exported_program
 from caldera.onnx.library import BY_NUMBER, STRING, dtype_of, numpy_helper, onnx
 
 
@@ -343,6 +344,7 @@ def read_model(path: str | os.PathLike[str]) -> OnnxModel:
     where = f"onnx {file.name}"
     if not file.is_file():
         raise DataError.build(where, expected="a model file", got=str(file))
+    refuse_exported_program(str(file), where)
     if file.stat().st_size > LARGEST_FILE:
         raise DataError.build(
             where,

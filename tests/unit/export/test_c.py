@@ -50,6 +50,17 @@ def test_a_library_is_bit_equal_to_the_plan(exported: tuple[cd.NeuralNetwork, Pa
             np.testing.assert_allclose(found, model.predict(x), rtol=0, atol=1e-6)
 
 
+def test_convolutions_of_bytes(tmp_path: Path) -> None:
+    block = [nn.Conv2D(6, 3, padding="same", bias=False), nn.BatchNorm()]
+    layers = [nn.Input((3, 7, 6)), nn.Conv2D(6, 3), nn.Residual(block, activation="relu")]
+    layers += [nn.GlobalAveragePool(), nn.Dense(2)]
+    model = cd.NeuralNetwork(layers, loss="mean_squared").quantise()
+    x = RNG.normal(size=(2, 3, 7, 6)).astype("float32")
+    folder = cd.export.c(model, tmp_path, name="bytes", batch=(2,))
+    with Loaded(folder, "bytes") as loaded:
+        np.testing.assert_array_equal(loaded.predict(x, outputs=(2,)), planned(model, x))
+
+
 def test_errors_are_codes_with_a_message(exported: tuple[cd.NeuralNetwork, Path]) -> None:
     with Loaded(exported[1], "wing") as loaded:
         x = np.zeros((1, 20), "float32")

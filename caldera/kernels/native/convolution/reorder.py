@@ -216,7 +216,13 @@ def _scatter(
                     write.store(neighbour * e, total(read.at(e), 1))
 
 
-IMAGES = {"conv2d": ((0,), True), "conv2d_input": ((0,), True), "conv2d_weight": ((0, 1), False)}
+IMAGES = {
+    "conv2d": ((0,), True),
+    "conv2d_input": ((0,), True),
+    "conv2d_weight": ((0, 1), False),
+    "int8_conv2d": ((0,), True),
+    "int8_conv2d_relu": ((0, 4), True),
+}
 """Indices of an op's inputs that are images, and True if its output is an image."""
 
 Compute = Callable[["ScratchMemory", list[np.ndarray]], list[NativeCall]]
@@ -246,7 +252,7 @@ def scratch_bytes(lengths: Sequence[int], dtype: DType) -> int:
 def staging_bytes(node: Node) -> int:
     """Return the workspace for copies of images, as far as specs show that copies are needed."""
     inputs, writes_image = IMAGES[node.op.name]
-    specs = [node.inputs[index].outputs[0] for index in inputs]
+    specs = [given.outputs[0] for i, given in enumerate(node.inputs) if i in inputs]
     specs += [node.outputs[0]] if writes_image else []
     needed = [Spec(spec.shape, compute_dtype(spec.dtype)) for spec in specs if not _fits_spec(spec)]
     return workspace_bytes(*needed)
@@ -297,8 +303,8 @@ def bind_staged(
     before: list[NativeCall] = []
     after: list[NativeCall] = []
     arrays = [*call.inputs, *call.outputs]
-    for index in inputs:
-        if not fits(arrays[index]):
+    for index in range(len(call.inputs)):
+        if index in inputs and not fits(arrays[index]):
             image = arrays[index]
             arrays[index] = _stand_in(image, staging)
             before.append(copy_image(image, arrays[index]))

@@ -26,6 +26,7 @@ from caldera.kernels.native.codegen import (
     Emitter,
     Integer,
     MutableRegister,
+    NativeCall,
     NativeRunner,
     Number,
     Pointer,
@@ -39,12 +40,20 @@ from caldera.kernels.native.codegen import (
     offer,
     vector,
 )
-from caldera.kernels.native.product.problem import copied, dense, parts_for
+from caldera.kernels.native.product.problem import contiguous, copied, dense, parts_for
 from caldera.kernels.table import Call, Runner
 
 VNNI, DOT, PLAIN = "vnni", "dot", "plain"
 """Instructions for sums of products of bytes: of x86_64, of Arm, and of any processor."""
-_LONGEST = 1 << 16
+_PAIRS = {
+    4: "llvm.x86.sse2.pmadd.wd",
+    8: "llvm.x86.avx2.pmadd.wd",
+    16: "llvm.x86.avx512.pmaddw.d.512",
+}
+"""Sums of two products of 16 bits in each lane, by the number of lanes."""
+_WITHOUT_FRACTION = 1.5 * 2**23
+"""In the middle of the numbers of float32 whose distance is 1."""
+LONGEST = 1 << 16
 """Number of products of bytes whose sum is certain to fit into 32 bits."""
 _WORK = 4
 """Products of bytes that take as long as one of float32."""
@@ -76,36 +85,37 @@ def _to_bytes(
     lanes = natural_lanes(F32)
     with k.loop(*k.part_range(rows)) as row:
         line, goal = x.at(row * length), bytes_.at(row * width)
-        if is_fixed:
-            scale = k.convert(step, F32)
-        else:
-            most = _largest(k, line, length, lanes)
-            scale = math.maximum(k, most / LARGEST, LEAST)
+        scale = k.convert(step, F32) if is_fixed else step_of(k, line, length)
         # The step of a row with an infinity becomes a NaN, like the result.
         steps.store(row, scale + (scale - scale))
         for place, many in k.vectors(0, length, lanes, 1):
-            whole = k.intrinsic("llvm.nearbyint", line.load(place, many) / scale)
-            # The comparisons are false for NaN: the conversion is defined for every number.
-            whole = k.minimum(whole, LARGEST)
-            whole = k.maximum(whole, -LARGEST)
-            number = k.convert(whole, I32) + offset
-            goal.store(place, k.convert(number, I8))
+            goal.store(place, to_byte(k, line.load(place, many) / scale, offset))
         with k.loop(length, width) as place:
             goal.store(place, k.constant(offset, I8))
 
 
-def _largest(k: Emitter, line: Pointer, length: Number, lanes: int) -> RegisterValue:
-    """The largest size in a row; NaN if any number is NaN."""
-    found = k.variable(0.0, F32)
-    wide = k.variable(0.0, vector(F32, lanes))
+def to_byte(k: Emitter, number: RegisterValue, offset: int) -> RegisterValue:
+    """Return numbers rounded to integers from -127 to 127, plus `offset`."""
+    limited = k.maximum(k.minimum(number, LARGEST), -LARGEST)
+    # The sum is so large that it has no fraction, and its last bits are the integer.
+    bits = k.bitcast(limited + (_WITHOUT_FRACTION + offset), vector(I32, number.lanes))
+    return k.convert(bits, I8)
+
+
+def step_of(k: Emitter, line: Pointer, length: Number) -> RegisterValue:
+    """The step of a row: its largest size divided by 127; NaN if any number is NaN."""
+    # The bits of numbers without a sign, read as integers, have the order of the numbers, with NaN
+    # as the largest.
+    sizes, lanes = line.cast(I32), natural_lanes(F32)
+    found, wide = k.variable(0, I32), k.variable(0, vector(I32, lanes))
     for place, many in k.vectors(0, length, lanes, 1):
         total = wide if many == lanes and lanes > 1 else found
-        total.value = math.maximum(k, total.value, math.absolute(k, line.load(place, many)))
-    several = k.reduce_lanes(wide.value, lambda a, b: math.maximum(k, a, b))
-    return math.maximum(k, found.value, several)
+        total.value = k.maximum(total.value, sizes.load(place, many) & 0x7FFFFFFF)
+    most = k.maximum(found.value, k.reduce_lanes(wide.value, k.maximum))
+    return math.maximum(k, k.bitcast(most, F32) / LARGEST, LEAST)
 
 
-def _add_products(
+def add_products(
     k: Emitter, total: MutableRegister, a: RegisterValue, b: RegisterValue, way: str
 ) -> None:
     """total += the sums of four products of bytes of `a` and `b`, given as 32-bit lanes."""
@@ -123,6 +133,13 @@ def _add_products(
     (a_even, a_odd), (b_even, b_odd) = (
         ((both << 8) >> 8, both >> 8) for both in (k.bitcast(each, pairs) for each in (a, b))
     )
+    if total.value.lanes in _PAIRS and host_target().triple.startswith("x86_64"):
+        signature = ir.FunctionType(total.type, [a_even.type, a_even.type])
+        function = k.declared(_PAIRS[total.value.lanes], signature)
+        for left, right in ((a_even, b_even), (a_odd, b_odd)):
+            products = RegisterValue(k, k.ir.call(function, [left.raw, right.raw]))
+            total.value = total.value + products
+        return
     products = k.convert(a_even, I32) * k.convert(b_even, I32)
     products = products + k.convert(a_odd, I32) * k.convert(b_odd, I32)
     evens, odds = range(0, 2 * lanes, 2), range(1, 2 * lanes, 2)
@@ -172,7 +189,7 @@ def _multiply(
                     given.append(k.constant(-0x7F7F7F80, vector(I32, lanes)))
                 for totals, left in zip(sums, given, strict=True):
                     for total, right in zip(totals, factors, strict=True):
-                        _add_products(k, total, left, right, way)
+                        add_products(k, total, left, right, way)
             shifts = sums.pop() if way == VNNI else None
             for line, totals in zip(lines, sums, strict=True):
                 step, goal = steps.load(line), out.at(line * columns)
@@ -204,15 +221,8 @@ def _bind(call: Call) -> Runner:
     if out.size == 0:
         return NativeRunner([])
     panels, groups = weight.shape[:2]
-    scratch, calls = Scratch(call.workspace), []
-    arrays = []
-    for array in (x, weight, scale, *bias):
-        whole = array
-        if not array.flags.c_contiguous:
-            whole = dense(array.shape, array.dtype, scratch)
-            calls += copied(np.atleast_2d(array), np.atleast_2d(whole))
-        arrays.append(whole)
-    x, weight, scale, *bias = arrays
+    scratch, calls = Scratch(call.workspace), list[NativeCall]()
+    x, weight, scale, *bias = (contiguous(each, scratch, calls) for each in call.inputs)
     way, width, step = instructions(), groups * GROUP, attrs["step"]
     bytes_, steps = dense((rows, width), uint8, scratch), dense((rows,), float32, scratch)
     goal = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
@@ -272,7 +282,7 @@ def _workspace(node: Node) -> int:
 
 
 def _supports(node: Node) -> bool:
-    return 0 < node.inputs[0].shape[1] <= _LONGEST
+    return 0 < node.inputs[0].shape[1] <= LONGEST
 
 
 offer("int8_linear", "bytes", _bind, _supports, _workspace, priority=10)

@@ -143,6 +143,15 @@ def dense(shape: Shape, dtype: np.dtype, scratch: Scratch) -> Array:
     return np.empty(shape, dtype)
 
 
+def contiguous(array: Array, scratch: Scratch, calls: list[NativeCall]) -> Array:
+    """Return an array in row-major order: itself, or a copy that another call makes."""
+    if array.flags.c_contiguous:
+        return array
+    whole = dense(array.shape, array.dtype, scratch)
+    calls += copied(np.atleast_2d(array), np.atleast_2d(whole))
+    return whole
+
+
 def copy_workspace(node: Node) -> int:
     """Return the workspace for copies of the inputs that may need one."""
     wide = [Spec(given.shape, compute_dtype(given.dtype)) for given in node.inputs]

@@ -85,6 +85,12 @@ def test_products_with_a_bias_and_an_activation(dtype: str) -> None:
         _check(matmul_epilogue(left, right, bias, activation=None, **how))
 
 
+@pytest.mark.parametrize("name", ["sigmoid", "tanh"])
+def test_an_activation_of_rows_in_three_registers(name: str) -> None:
+    left, right = _operands((70, 33), (33, 144), "float32")
+    _check(matmul_epilogue(left, right, ta=False, tb=False, activation=name, attributes=()))
+
+
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_every_activation_at_the_ends_of_the_range(name: str) -> None:
     assert name in problem.ACTIVATIONS
