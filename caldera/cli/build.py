@@ -15,7 +15,7 @@ from caldera.base.arguments import require
 from caldera.cli.options import CONSTANT, names_of
 from caldera.cli.zoo import ZOO, make_layers
 from caldera.data import Data, Dataset
-from caldera.data.decisions import PredictionInterval
+from caldera.data.decisions import least_rows
 from caldera.errors import ConfigError
 from caldera.io.csv_files import as_float
 from caldera.nn import BatchNorm, ColumnEmbedding, Rescale
@@ -24,6 +24,7 @@ from caldera.optim import Optimizer, epoch_rules, schedules
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
 from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork
+from caldera.train.tables.intervals import with_interval
 from caldera.train.tables.members import MOST_ONE_HOT
 from caldera.train.tables.training import TableRun
 from caldera.train.tracking.evaluation import best_threshold
@@ -39,6 +40,8 @@ _CLIPS = {"clip_norm": optim.ClipNorm, "clip_value": optim.ClipValue}
 VALIDATION_PART = 0.2
 """Default fraction of the samples held out when the options require model selection."""
 BEST_F1 = "best-f1"
+INTERVAL_PART = 0.2
+"""Fraction of a time limit in which intervals are learnt."""
 
 
 def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
@@ -162,27 +165,36 @@ def check_interval_rows(options: Mapping[str, Any], found: Dataset) -> None:
         return
     is_held_out = found.validation is not None
     rows = len(found.train if found.validation is None else found.validation)
-    least = PredictionInterval.least_rows(coverage)
+    least = least_rows(coverage)
     expected = f"at least {least:,} rows to measure errors on, for a coverage of {coverage:g}"
     hint = "request a smaller coverage" + (" or a larger --validation-part" if is_held_out else "")
     require(rows >= least, "--interval", expected, f"{rows:,}", hint)
 
 
-def set_interval(
-    options: Mapping[str, Any], model: Model, found: Dataset, table: TableRun | None = None
-) -> None:
-    """Set the interval around predicted values, from errors out of fold or on the held-out part."""
+def with_ends(
+    options: Mapping[str, Any],
+    model: NeuralNetwork,
+    found: Dataset,
+    table: TableRun | None = None,
+    verbose: int | None = 0,
+) -> NeuralNetwork:
+    """Return the model, with intervals if they are requested.
+
+    Their ends are learnt from errors out of fold or on the held-out part.
+    """
     coverage = options.get("interval")
     if coverage is None:
-        return
+        return model
     if table is None:
         assert found.validation is not None  # held out for this option
         x, y = rows_of(found.validation, 0)
         errors = y - meaning_of(model, x)
     else:
+        x = found.train.batch(table.rows)[0]
         errors = table.targets - table.predictions[:, 0]
-    assert model.schema is not None
-    model.schema = replace(model.schema, interval=PredictionInterval.of(errors, coverage))
+    seconds = INTERVAL_PART * options["time"] if "time" in options else None
+    seed = options["seed"]
+    return with_interval(model, x, errors, coverage, seed=seed, seconds=seconds, verbose=verbose)
 
 
 def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:

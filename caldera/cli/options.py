@@ -265,7 +265,8 @@ TRAINING = (
     RecipeOption(
         "folds",
         CountOption(2),
-        "cross-validate in this number of folds, by group or time if one is given",
+        "cross-validate in this number of folds: by group if one is given; with a time column, "
+        "each fold tests on later rows than it trains on",
     ),
     RecipeOption(
         "threshold",
@@ -276,8 +277,8 @@ TRAINING = (
     RecipeOption(
         "interval",
         Number(),
-        "probability of intervals around predicted values, such as 0.9, from errors on rows that "
-        "were not trained on",
+        "probability of intervals around predicted values, such as 0.9, learnt from errors on "
+        "rows that were not trained on",
     ),
     RecipeOption(
         "seed", CountOption(), "of the initial weights, the order of the samples and dropout", 0

@@ -18,7 +18,7 @@ import numpy as np
 
 from caldera.base.plain_data import from_plain, to_plain
 from caldera.data.column import KINDS, Column
-from caldera.data.decisions import ClassThreshold, PredictionInterval
+from caldera.data.decisions import ClassThreshold
 from caldera.data.series import Series, TargetScale
 from caldera.data.tables.table import Table, Values, is_missing
 from caldera.data.text.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class Schema:
     - `text`: the tokenizer, for a model of texts.
     - `series`: the windows of a time series, for a model that forecasts.
     - `threshold`: the probability from which one of two classes is predicted, if it is not 0.5.
-    - `interval`: the interval around a predicted value.
+    - `interval`: the share of values in the intervals that the model predicts after each value.
 
     >>> from caldera import data
     >>> data.Schema(classes=("cat", "dog")).classes
@@ -75,7 +75,7 @@ class Schema:
     text: Tokenizer | None = None
     series: Series | None = None
     threshold: ClassThreshold | None = None
-    interval: PredictionInterval | None = None
+    interval: float | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -178,8 +178,10 @@ class Schema:
             return dict(zip(self.series.outputs, flat.T, strict=True))
         if not self.classes:
             if name and flat.shape[1] == 1:
-                ends = {} if self.interval is None else self.interval.around(name, flat[:, 0])
-                return {name: flat[:, 0]} | ends
+                return {name: flat[:, 0]}
+            if self.interval is not None and flat.shape[1] == 3:
+                names = (name or "value", f"{name} low".strip(), f"{name} high".strip())
+                return dict(zip(names, flat.T, strict=True))
             return {f"{name or 'value'}{place}": flat[:, place] for place in range(flat.shape[1])}
         largest = flat.max(axis=1, keepdims=True, initial=-np.inf)
         powers = np.exp(flat.astype(np.float64) - largest)
@@ -192,6 +194,10 @@ class Schema:
         }
         every = zip(named, parts.T, strict=True) if probabilities else ()
         return found | {f"probability of {each}": part for each, part in every}
+
+    def without_ends(self, outputs: Values) -> Values:
+        """Return the outputs of a model without the ends of intervals."""
+        return outputs if self.interval is None else outputs[:, :1]
 
     def chosen(self, probabilities: Values) -> Values:
         """Return the number of the predicted class for each row of probabilities.
@@ -285,8 +291,8 @@ class Schema:
         ):
             expected = "a class and a probability between 0 and 1 as threshold"
             problem = str(self.threshold)[:200]
-        elif self.interval is not None and not self.interval.is_valid:
-            expected, problem = "an interval of finite numbers", str(self.interval)[:200]
+        elif self.interval is not None and not 0 < self.interval < 1:
+            expected, problem = "intervals with a probability", str(self.interval)[:200]
         elif self.reasons and len(self.reasons) != len(self.ignored):
             problem = f"{len(self.reasons)} reasons for {len(self.ignored)} columns"
         else:

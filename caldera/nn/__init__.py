@@ -89,6 +89,7 @@ from caldera.nn.convolution import (
 from caldera.nn.ctc import CTCLoss, ctc_targets
 from caldera.nn.ensemble import Blend, EnsembleDense, EnsembleLoss
 from caldera.nn.initialisers import fillers
+from caldera.nn.intervals import Interval, IntervalLoss
 from caldera.nn.layer import Layer
 from caldera.nn.merging import Add, Average, Dot, Maximum, Minimum, Multiply, Subtract, UnitNorm
 from caldera.nn.noise import AlphaDropout, Dropout, GaussianDropout, GaussianNoise, SpatialDropout
@@ -121,11 +122,12 @@ from caldera.nn.preprocessing import ColumnEmbedding, NumberEmbedding, Rescale
 from caldera.nn.quantised import (
     BinaryConv2D,
     BinaryDense,
+    Int8Conv2D,
     Int8Dense,
+    PackedConv2D,
+    PackedDense,
     TernaryConv2D,
     TernaryDense,
-    TwoBitConv2D,
-    TwoBitDense,
 )
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
 from caldera.nn.tracing import Context, LayerCall, context, trace
@@ -194,7 +196,10 @@ __all__ = [
     "Identity",
     "Input",
     "InstanceNorm",
+    "Int8Conv2D",
     "Int8Dense",
+    "Interval",
+    "IntervalLoss",
     "LSTMCell",
     "Lambda",
     "Layer",
@@ -215,6 +220,8 @@ __all__ = [
     "NumberEmbedding",
     "Output",
     "PReLU",
+    "PackedConv2D",
+    "PackedDense",
     "Padding",
     "Permute",
     "PixelShuffle",
@@ -246,8 +253,6 @@ __all__ = [
     "TimeDistributed",
     "TransformerBlock",
     "TransformerDecoderBlock",
-    "TwoBitConv2D",
-    "TwoBitDense",
     "Unfold",
     "UnitNorm",
     "UpSampling",

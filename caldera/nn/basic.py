@@ -15,6 +15,7 @@ from caldera.base.registry import Registry
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import glorot_uniform
 from caldera.errors import ConfigError
+from caldera.nn.few_bits import matrix, weights_in
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
 
@@ -212,10 +213,15 @@ class WeightedLayer(Layer):
 
     bias: bool
     fill: Any
+    may_be_few_bits: ClassVar[bool] = True
 
     def make_weights(self, shape: Sequence[int], outputs: int) -> None:
         """Create the weight, and the bias of each output if there is one."""
-        self.weight = self.parameter("weight", shape, fill_or(self.fill, glorot_uniform()))
+        fill = fill_or(self.fill, glorot_uniform())
+        if len(shape) == 2 and self.may_be_few_bits:
+            self.weight = matrix(self, "weight", shape, fill, inputs=0)
+        else:
+            self.weight = self.parameter("weight", shape, fill)
         self.offset = self.parameter("bias", (outputs,)) if self.bias else None
 
     def used_weight(self) -> Expr:
@@ -400,7 +406,8 @@ class Sequential(Layer):
             several = value if isinstance(value, tuple) else (value,)
             if len(several) > 1:
                 _check_takes(layer, several)
-            value = layer(*several)
+            with weights_in(layer):
+                value = layer(*several)
         return value
 
 

@@ -24,6 +24,7 @@ from caldera.compiler.lazy import Expr
 from caldera.core.tensor import Filler
 from caldera.errors import CalderaError, ConfigError
 from caldera.nn.basic import Input, Sequential, layers
+from caldera.nn.few_bits import WeightFormat, set_weight_format, weight_format_of
 from caldera.nn.initialisers import fill_from_config, fill_to_config
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import context, trace
@@ -75,6 +76,9 @@ def _layer_to_config(
             )
     if layer.frozen:
         config["frozen"] = True
+    how = weight_format_of(layer)
+    if how is not None:
+        config["weight_format"] = how.to_config()
     return config
 
 
@@ -130,7 +134,7 @@ def _layer_from_config(config: Any, shared: dict[int, Layer], depth: int) -> Lay
         return shared[number]
     kind = layers[config["layer"]]
     known = [field.name for field in fields(kind) if field.init]
-    frozen = settings.pop("frozen", False)
+    frozen, weight_format = settings.pop("frozen", False), settings.pop("weight_format", None)
     for key in settings:
         if key not in known:
             raise ConfigError.build(
@@ -149,6 +153,8 @@ def _layer_from_config(config: Any, shared: dict[int, Layer], depth: int) -> Lay
             config["layer"], expected="settings of this class", got=str(error)
         ) from None
     layer.frozen = bool(frozen)
+    if weight_format is not None:
+        set_weight_format(layer, WeightFormat.from_config(weight_format))
     if isinstance(number, int):
         shared[number] = layer
     return layer

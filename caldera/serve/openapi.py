@@ -114,6 +114,8 @@ def _predictions(contract: Contract) -> Plain:
         names = _object(dict.fromkeys(contract.classes, number), required=False)
         kind = {"type": "string", "enum": list(contract.classes)}
         one = _object({"class": kind, "probability": number, "probabilities": names})
+    elif contract.interval is not None:
+        one = _object({"value": number, "low": number, "high": number})
     elif contract.outputs != (1,):
         one = _object({"values": {"type": "array"}})
     found = _object({"predictions": {"type": "array", "items": one}})

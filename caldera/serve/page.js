@@ -29,6 +29,7 @@
     if (wrong) { said.textContent = wrong; return; }
     const strong = document.createElement('b');
     strong.textContent = found.class ?? number(found.value ?? found.values);
+    if (found.low !== undefined) strong.textContent += ` (${number(found.low)} to ${number(found.high)})`;
     said.replaceChildren(strong, ...notes.map((note) => `; ${note}`));
     for (const [name, part] of Object.entries(found.probabilities ?? {})
       .sort((a, b) => b[1] - a[1]).slice(0, 10)) bars.append(bar(name, part));

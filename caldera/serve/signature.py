@@ -73,6 +73,11 @@ class Contract:
         return self.schema.target.name if self.schema is not None and self.schema.target else ""
 
     @property
+    def interval(self) -> float | None:
+        """Share of values in the predicted intervals; None without intervals."""
+        return self.schema.interval if self.schema is not None else None
+
+    @property
     def content_types(self) -> tuple[str, ...]:
         """Accepted content types of requests."""
         more = {"image": ("image/*",), "text": ("text/plain",)}.get(self.kind, ())
@@ -112,6 +117,8 @@ class Contract:
             found["classes"] = list(self.classes)
         else:
             found["outputs"] = list(self.outputs)
+        if self.interval is not None:
+            found["interval"] = self.interval
         return found
 
 
@@ -138,10 +145,14 @@ MOST_CLASSES = 20
 def json_answer(outputs: np.ndarray, contract: Contract, notes: Sequence[str] = ()) -> bytes:
     """Return predictions as JSON; `notes` report filled values."""
     found: dict[str, Any] = {
-        "predictions": _classes(outputs, contract) if contract.classes else _values(outputs)
+        "predictions": _classes(outputs, contract)
+        if contract.classes
+        else _values(outputs, contract.interval)
     }
     if contract.target:
         found["target"] = contract.target
+    if contract.interval is not None:
+        found["interval"] = contract.interval
     if notes:
         found["notes"] = list(notes)
     return json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
@@ -195,7 +206,10 @@ def _classes(outputs: np.ndarray, contract: Contract) -> list[dict[str, Any]]:
     return found
 
 
-def _values(outputs: np.ndarray) -> list[dict[str, Any]]:
+def _values(outputs: np.ndarray, interval: float | None) -> list[dict[str, Any]]:
+    if interval is not None:
+        names = ("value", "low", "high")
+        return [dict(zip(names, _finite(each), strict=True)) for each in outputs.tolist()]
     if outputs.shape[1:] == (1,):
         return [{"value": _finite(each)} for each in outputs[:, 0].tolist()]
     return [{"values": _finite(each)} for each in outputs.tolist()]

@@ -76,7 +76,7 @@ def explain_rows(model: Model, rows: TableRows, batch_size: int | None = None) -
             got="one without columns",
             hint="read the training data with data.table, whose schema has a median of each column",
         )
-    usual = model.predict(rows.x, batch_size=batch_size)
+    usual = schema.without_ends(model.predict(rows.x, batch_size=batch_size))
     task = model.objective.task
     chosen = _flat(usual).argmax(axis=1)
     score = _scores(usual, chosen, task)
@@ -84,7 +84,7 @@ def explain_rows(model: Model, rows: TableRows, batch_size: int | None = None) -
     for place, (column, span) in enumerate(zip(schema.columns, schema.spans, strict=True)):
         changed = rows.x.copy()
         changed[:, span.start : span.stop] = column.typical()
-        without = model.predict(changed, batch_size=batch_size)
+        without = schema.without_ends(model.predict(changed, batch_size=batch_size))
         amounts[:, place] = score - _scores(without, chosen, task)
     return Contributions(tuple(span.name for span in schema.spans), amounts, rows)
 

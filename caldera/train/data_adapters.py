@@ -18,7 +18,9 @@ from caldera.base.arguments import require
 from caldera.core.tensor.dtype import real_array_of, refuse_masked
 from caldera.data import Data, Dataset, IterableData, Pipeline, RaggedData
 from caldera.data.datasets.splits import split_rows
+from caldera.data.schema import listed
 from caldera.data.sources.indexed_data import TARGETS, is_data_loader, is_indexed
+from caldera.data.tables.reading import check_one_part, scalar_columns
 from caldera.errors import ConfigError, DataError
 from caldera.nn import Dense, Input
 from caldera.nn.convolution import Convolution
@@ -42,6 +44,7 @@ _MOST_MEASURED = 100_000
 
 def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
     """Return inputs and targets as one pair (x, y); data sets with targets stay unchanged."""
+    check_one_part(data, where)
     if isinstance(data, Mapping) and targets is None and model.objective.losses:
         data, targets = _apart(data)
     if isinstance(data, Mapping):
@@ -51,6 +54,7 @@ def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
     if targets is None and isinstance(data, tuple) and len(data) == 2:
         return (data[0], _column(model, data[1]))
     if targets is None:
+        _refuse_table(model, data, where)
         return data
     has_targets = isinstance(data, Data | IterableData | Dataset) or is_data_loader(data)
     require(
@@ -63,6 +67,19 @@ def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
     )
     inputs = data if isinstance(data, tuple) else (data,)
     return (*inputs, *(targets if isinstance(targets, tuple) else (_column(model, targets),)))
+
+
+def _refuse_table(model: Model, data: Any, where: str) -> None:
+    """Raise an error for a table whose columns include the target."""
+    columns = scalar_columns(data) if model.objective.losses else []
+    if columns:
+        raise DataError.build(
+            where,
+            expected="samples with inputs and targets",
+            got=f"a table with the columns {listed(columns)}",
+            hint=f"fit cd.data.table(table, {columns[-1]!r}).train, which reads numbers, "
+            "categories and dates",
+        )
 
 
 def _column(model: Model, targets: Any) -> Any:

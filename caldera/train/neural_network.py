@@ -17,6 +17,7 @@ from caldera.errors import ConfigError, DeviceError
 from caldera.io.files import Source, file_name_of
 from caldera.nn.basic import Input, Sequential
 from caldera.nn.convolution import Conv2D
+from caldera.nn.few_bits import LEAST_INPUTS, WeightFormat, weight_format_of
 from caldera.nn.layer import Layer
 from caldera.nn.normalisation import BatchNorm
 from caldera.nn.pooling import MaxPool2D
@@ -24,7 +25,15 @@ from caldera.nn.preprocessing import Rescale
 from caldera.optim import Optimizer
 from caldera.train.model import Model
 from caldera.train.model_settings import GivenLoss
-from caldera.train.quantise import Quantisation, comparison, quantised_config, take_weights
+from caldera.train.quantise import (
+    WEIGHTS,
+    Quantisation,
+    comparison,
+    few_bits_of,
+    quantised_config,
+    take_weights,
+    with_weight_format,
+)
 from caldera.train.saving.model_file import (
     layers_from_config,
     model_bytes,
@@ -136,16 +145,30 @@ class NeuralNetwork(Model):
 
     @checked
     def quantise(
-        self, kind: str = "int8", *, samples: Any = None, ends: bool = False, data: Any = None
+        self,
+        kind: str = "int8",
+        *,
+        samples: Any = None,
+        ends: bool = False,
+        data: Any = None,
+        group: int = 64,
     ) -> NeuralNetwork:
-        """Return a copy for inference, with weights of 8 or 2 bits.
+        """Return a copy for inference, with weights of 8 bits or fewer.
 
-        "int8" rounds the weights of dense layers to 8 bits, with a scale for each output. Inputs
-        are rounded to 8 bits for each row, or in steps that fit the inputs seen for `samples`. The
-        first and the last layer with weights keep their precision unless `ends`; convolutions and
-        other layers always keep it. "ternary" packs the weights of ternary and binary layers in two
-        bits each, without any change of the results. With `data`, both networks are evaluated:
-        `quantisation` has the results, and `print` shows the change.
+        "int8" rounds the weights of dense layers and of convolutions of images to 8 bits, with a
+        scale for each output. Inputs are rounded to 8 bits for each row or image, or in steps that
+        fit the inputs seen for `samples`. A batch normalisation after a convolution becomes part
+        of its weights. The first and the last layer with weights keep their precision unless
+        `ends`; convolutions with groups and other layers always keep it.
+
+        "int8-weights" rounds the matrices of dense layers, attention and embeddings, also those
+        inside a GPT, to 8 bits with a scale for each output. "int4-weights" rounds them to 4 bits
+        with a scale for each `group` of inputs. Inputs stay as they are. Predictions for a few rows
+        read fewer bytes, so that text is generated faster.
+
+        "ternary" packs five weights of ternary layers in a byte, and eight of binary ones, without
+        any change of the results. With `data`, both networks are evaluated: `quantisation` has the
+        results, and `print` shows the change.
 
         >>> import caldera as cd
         >>> from caldera import nn
@@ -157,11 +180,22 @@ class NeuralNetwork(Model):
         >>> small.quantisation.layers, abs(small.quantisation.change["accuracy"]) < 0.01
         (('3-Dense',), True)
         """
-        require(kind in ("int8", "ternary"), "quantise", "'int8' or 'ternary'", repr(kind))
+        kinds = ("int8", *WEIGHTS, "ternary")
+        require(kind in kinds, "quantise", f"one of {', '.join(kinds)}", repr(kind))
         require(self.sequence(), "quantise", "a NeuralNetwork", type(self).__name__)
-        config, paths = quantised_config(self, kind, samples, ends=ends)
+        is_float = all(weight_format_of(each) is None for each in self.walk())
+        require(is_float, "quantise", "weights in floating point", "weights of a few bits")
+        is_plain = kind == "int8" or (samples is None and not ends)
+        require(is_plain, "quantise", "samples= and ends= for 'int8' only", repr(kind))
+        if kind in WEIGHTS:
+            config = with_weight_format(self, WeightFormat(WEIGHTS[kind], group))
+        else:
+            config, paths = quantised_config(self, kind, samples, ends=ends)
         settings = settings_from_config(settings_of(self), "quantise")
         made = _network(config, self.signature.inputs, settings, "quantise")
+        if kind in WEIGHTS:
+            paths = tuple(each.path for each in made.walk() if few_bits_of(each))
+            require(paths, "quantise", f"matrices of at least {LEAST_INPUTS} inputs", "none")
         take_weights(made, self)
         made.schema, made._open_lengths = self.schema, self._open_lengths
         made.to(self.device)

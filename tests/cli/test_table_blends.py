@@ -13,6 +13,7 @@ import pytest
 import caldera as cd
 from caldera.cli.recipe import read_recipe
 from caldera.cli.table_blend import trains_blend
+from caldera.serve.signature import Contract, json_answer
 
 Caldera = Callable[..., Any]
 
@@ -58,22 +59,34 @@ def test_fast_trains_a_single_network(caldera: Caldera, table: Path, tmp_path: P
 
 def test_intervals_are_measured_and_written(caldera: Caldera, tmp_path: Path) -> None:
     random = np.random.default_rng(3)
-    x = random.normal(size=200)
-    rows = [f"{a},{3 * a + b}" for a, b in zip(x, random.normal(size=200), strict=True)]
+    x, noise = random.uniform(-1, 1, size=400), random.normal(size=400)
+    rows = [f"{a},{3 * a + (2 if a > 0 else 0.2) * b}" for a, b in zip(x, noise, strict=True)]
     table = tmp_path / "rain.csv"
     table.write_text("\n".join(["wind,rain", *rows]))
     done = caldera("train", table, "--interval", 0.9, "--time", 1, "--out", tmp_path, "--quiet")
     assert done.status == 0, done.err
-    assert "model   interval of 90%: -1." in done.out
-    assert "of 40 test values are inside" in done.out
-    known = cd.load(tmp_path / "rain.caldera").schema
-    assert known is not None
-    assert known.interval is not None
-    assert 1.3 < known.interval.high < 2.1
-    said = caldera("predict", tmp_path / "rain.caldera", table, "--target-column", "rain")
+    assert "model   intervals of 90%: width " in done.out
+    assert "of 80 test values are inside" in done.out
+    assert "R\u00b2" in done.out  # the leaderboard
+    path = tmp_path / "rain.caldera"
+    model = cd.load(path)
+    assert model.schema.interval == 0.9
+    said = caldera("predict", path, table, "--target-column", "rain", "--explain")
     head, first = (line.split(",") for line in said.out.splitlines()[:2])
-    assert head[-2:] == ["rain low", "rain high"]
-    assert float(first[-2]) < float(first[-3]) < float(first[-1])
+    assert head[-4:] == ["rain", "rain low", "rain high", "reason 1"]
+    assert float(first[-3]) < float(first[-4]) < float(first[-2])
+    answers = json.loads(json_answer(model.predict([{"wind": 0.5}]), Contract.of(model, "rain")))
+    assert answers["interval"] == 0.9
+    assert list(answers["predictions"][0]) == ["value", "low", "high"]
+    record = json.loads((tmp_path / "run.json").read_text())
+    tested = json.loads(caldera("eval", path, "--data", table, "--json").out)
+    assert tested["loss"] == pytest.approx(record["results"]["loss"], rel=1e-5)
+    assert record["values"]["r2"] > 0.4
+
+
+def test_intervals_need_values_and_rows(caldera: Caldera, tmp_path: Path) -> None:
+    table = tmp_path / "rain.csv"
+    table.write_text("\n".join(["wind,rain", *(f"{n},{n % 7}.5" for n in range(200))]))
     wrong = caldera("train", table, "--interval", 90)
     assert "write 0.9 for 90%" in wrong.err
     few = caldera("train", table, "--interval", 0.999, "--out", tmp_path / "few")

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from caldera.base.formatting import table_lines
 from caldera.cli.build import (
     check_interval,
@@ -17,8 +19,8 @@ from caldera.cli.build import (
     make_class_weights,
     make_model,
     resolved,
-    set_interval,
     set_threshold,
+    with_ends,
 )
 from caldera.cli.command import Command, UsageError, flag, flags
 from caldera.cli.datasets import augmented, load_data, show_findings, split_seed
@@ -35,12 +37,11 @@ from caldera.cli.table_blend import (
     trains_blend,
 )
 from caldera.data import Dataset, Schema
-from caldera.data.decisions import PredictionInterval
 from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.saving.checkpoint import CheckpointFolder
 from caldera.train.tracking.history import History
-from caldera.train.tracking.leaderboard import leader_rows, meaning_of, rows_of
+from caldera.train.tracking.leaderboard import leader_rows, rows_of
 from caldera.train.tracking.run_folder import CURVES, GRAPH, HISTORY, RUN, RunFolder
 from caldera.train.tracking.run_record import RunRecord
 
@@ -104,17 +105,17 @@ def run(arguments: argparse.Namespace) -> int:
     write_recipe(kept.path / RECIPE, options)
     started = time.perf_counter()
     table = None
+    if "folds" in options and (line := fold_line(options, found, is_blend)):
+        print(line, flush=True)
     if is_blend:
         table = train_blend(options, found, verbose=0 if arguments.quiet else None)
         model, history = table.model, table.history
         print("\n".join(blend_lines(table)))
     else:
-        if "folds" in options:
-            print(fold_line(options, found), flush=True)
         history = _fitted(model, options, found, arguments)
-    seconds = time.perf_counter() - started
     set_threshold(options, model, found, history, table)
-    set_interval(options, model, found, table)
+    model = with_ends(options, model, found, table)
+    seconds = time.perf_counter() - started
     if history.stopped and arguments.quiet:
         print(f"stopped: {history.stopped}")
     status = _status(history.stopped)
@@ -144,7 +145,7 @@ def _print_results(record: RunRecord, model: Model, found: Dataset, trained: str
     if model.schema is not None and model.schema.threshold is not None and record.confusion:
         print(f"model   {_threshold_line(model.schema, record.confusion)}")
     if model.schema is not None and model.schema.interval is not None and len(found.test):
-        print(f"model   {_interval_line(model, model.schema.interval, found)}")
+        print(f"model   {_interval_line(model, found)}")
     if record.leaderboard:
         head, *rows = leader_rows(record.leaderboard, found.classes)
         print(*(f"        {line}" for line in table_lines([head, *rows], left=(0,))), sep="\n")
@@ -193,15 +194,17 @@ def _threshold_line(schema: Schema, confusion: list[list[int]]) -> str:
     )
 
 
-def _interval_line(model: Model, interval: PredictionInterval, found: Dataset) -> str:
-    """Return a line about the interval, with its coverage of the test data."""
+def _interval_line(model: Model, found: Dataset) -> str:
+    """Return a line about the intervals: their widths, and their coverage of the test data."""
     x, y = rows_of(found.test, 0)
-    errors = y - meaning_of(model, x)
-    inside = float(((errors >= interval.low) & (errors <= interval.high)).mean())
-    ends = f"{interval.low:+.4g} to {interval.high:+.4g}"
+    _, low, high = model.predict(x).T
+    assert model.schema is not None
+    assert model.schema.interval is not None
+    inside = float(((y >= low) & (y <= high)).mean())
+    least, usual, most = np.quantile(high - low, [0.05, 0.5, 0.95])
     return (
-        f"interval of {interval.coverage:.0%}: {ends} around each value, {inside:.1%} of "
-        f"{len(y):,} test values are inside"
+        f"intervals of {model.schema.interval:.0%}: width {least:.4g} to {most:.4g}, median "
+        f"{usual:.4g}; {inside:.1%} of {len(y):,} test values are inside"
     )
 
 

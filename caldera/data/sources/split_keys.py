@@ -56,7 +56,8 @@ class SplitKeys:
         """Return the fold of each sample; -1 for samples that no fold holds out.
 
         Groups are distributed to folds of similar size. With times there is a single fold, the
-        latest samples, because no model may learn from later samples than it predicts.
+        latest samples, because no model may learn from later samples than it predicts; `parts` has
+        several.
 
         >>> np.bincount(SplitKeys(np.array([7, 7, 7, 8, 8, 9])).folds(2)).tolist()
         [3, 3]
@@ -76,3 +77,39 @@ class SplitKeys:
             fold_of[group] = sizes.argmin()
             sizes[fold_of[group]] += counts[group]
         return fold_of[codes]
+
+    def parts(self, count: int, seed: int = 0) -> list[SplitParts]:
+        """Return the training and test samples of each fold of cross-validation.
+
+        Times are divided into `count` + 1 periods of similar size. Each period but the first is
+        the test part of a fold, and all earlier periods are its training part.
+
+        >>> SplitKeys(np.array([2, 1, 3, 3]), is_time=True).parts(2)[1]
+        SplitParts(train=array([0, 1]), test=array([2, 3]))
+        """
+        numbers = self._periods(count) if self.is_time else self.folds(count, seed)
+        return [
+            SplitParts(
+                np.flatnonzero(numbers < fold if self.is_time else numbers != fold),
+                np.flatnonzero(numbers == fold),
+            )
+            for fold in range(count)
+        ]
+
+    def _periods(self, count: int) -> NDArray[np.int64]:
+        """Return the period of each sample, from -1; samples of the same time are in one period."""
+        times, codes, counts = np.unique(self.values, return_inverse=True, return_counts=True)
+        if len(times) <= count:
+            raise DataError.build(
+                "folds",
+                expected=f"at least {count + 1} times for {count} folds",
+                got=str(len(times)),
+                hint="request fewer folds",
+            )
+        before = np.cumsum(counts) - counts
+        periods = np.arange(1, count + 1)
+        starts = np.searchsorted(before, len(self.values) * periods / (count + 1))
+        # No period is empty, even if one time has most of the samples.
+        starts = np.maximum.accumulate(starts - periods) + periods
+        starts = np.minimum(starts, len(times) - 1 - count + periods)
+        return np.searchsorted(starts, np.arange(len(times)), side="right")[codes] - 1

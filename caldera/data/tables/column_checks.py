@@ -274,7 +274,13 @@ def mixed_numbers(texts: Sequence[str]) -> Conventions | None:
         marks = MARKS_OF_FRACTIONS
         strange = [each for each in counts if all(read_number(each, m) is None for m in marks)]
         other.append(f"text in {words}" + (f" ({strange[0][:40]!r})" if strange else ""))
-    return Conventions(len(texts) - usual, said + " and ".join(other))
+    said += " and ".join(other)
+    if words and len(strange) == 1 and "," not in strange[0]:
+        said += (
+            f", read as categories: --missing-values={strange[0]!r} (missing_values=) reads this "
+            "text as a missing value, with an indicator, and all other cells as numbers"
+        )
+    return Conventions(len(texts) - usual, said)
 
 
 def mixed_dates(texts: Sequence[str]) -> Conventions | None:

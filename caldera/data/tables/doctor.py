@@ -190,7 +190,7 @@ class Doctor:
             text = (
                 f"class {names[rarest]!r} has {_rows(int(counts[rarest]))} of {counts.sum()} "
                 f"({share:.1%}): accuracy is uninformative; see --class-weights balanced "
-                "(class_weights=) and --threshold best-f1"
+                f"(class_weights=){' and --threshold best-f1' * (len(names) == 2)}"
             )
             self.found.append(TableFinding("imbalance", "", int(counts[rarest]), text, False))
 

@@ -133,7 +133,7 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Col
         raise table.refused(
             row,
             column,
-            "a number, as most rows have it",
+            f"a number{f' with the unit {form.unit!r}' if form.unit else ''}, as most rows have it",
             "correct it; or treat such texts as missing values with missing_values= "
             f"(--missing-values), or all as categories with kinds={{{shown!r}: 'category'}} "
             f"(--kinds {shown}=category)",

@@ -10,9 +10,10 @@ import os
 import sqlite3
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import date
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
@@ -86,6 +87,9 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     return unpacked_name(path).suffix.lower()
 
 
+_SCALARS = (str, bytes, int, float, date, np.generic, type(None))
+
+
 def unpacked_name(path: str | os.PathLike[str]) -> Path:
     """Return the path of a file without the suffix of its compression.
 
@@ -136,13 +140,7 @@ def _read_source(source: Any, where: str, reading: TableFormat) -> Table:
     if _is_frame(source):
         return table_of(_frame_columns(source), where, reading.marks)
     if isinstance(source, Mapping):
-        if type(source).__module__.startswith("datasets."):
-            raise ConfigError.build(
-                where,
-                expected="one part of a data set",
-                got=f"all sheets: {', '.join(map(str, source))}",
-                hint=f"give one, such as dataset[{next(iter(source), 'train')!r}]",
-            )
+        check_one_part(source, where)
         return table_of(source, where, reading.marks)
     if isinstance(source, list | tuple) and all(isinstance(each, Mapping) for each in source):
         return table_of_rows(source, where, reading.marks)
@@ -153,6 +151,33 @@ def _read_source(source: Any, where: str, reading: TableFormat) -> Table:
         got=type(source).__name__,
         hint="arrays have no columns with names: use data.arrays(x, y)",
     )
+
+
+def check_one_part(source: Any, where: str) -> None:
+    """Raise an error for a dict of data sets of Hugging Face."""
+    if isinstance(source, Mapping) and type(source).__module__.startswith("datasets."):
+        raise ConfigError.build(
+            where,
+            expected="one part of a data set",
+            got=f"all sheets: {', '.join(map(str, source))}",
+            hint=f"give one, such as dataset[{next(iter(source), 'train')!r}]",
+        )
+
+
+def scalar_columns(value: Any) -> list[str]:
+    """Return the columns of a table in memory whose first row has no arrays, images or lists.
+
+    >>> scalar_columns([{"a": 1, "b": "x"}]), scalar_columns([{"image": [[0.0]], "y": 1}])
+    (['a', 'b'], [])
+    """
+    is_named = isinstance(value, str | os.PathLike | Mapping) or not is_table(value)
+    if is_named or not isinstance(value, Sized) or not len(value):
+        return []
+    table: Any = value
+    row = table[0] if isinstance(table, list | tuple) or hasattr(table, "features") else None
+    if row is not None and any(not isinstance(each, _SCALARS) for each in row.values()):
+        return []
+    return [str(each) for each in row or getattr(table, "column_names", None) or table.columns]
 
 
 def table_of_rows(

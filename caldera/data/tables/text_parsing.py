@@ -57,6 +57,9 @@ def parse_text(
         raise DataError.build(
             f"{where}, line {line}", expected="text", got="a byte 0", hint="the file is damaged"
         )
+    text, comments = _without_comments(text, delimiter)
+    if comments:
+        notes = (*notes, f"{comments} line{'s' * (comments > 1)} of comments left out at the start")
     divider = delimiter or _delimiter(text)
     rows, lines = _rows(text, divider, where)
     if not rows:
@@ -79,6 +82,28 @@ def parse_text(
         delimiter=divider,
         gaps=tuple(texts_of_gaps(texts, column, numbers) for texts, column in given),
     )
+
+
+def _without_comments(text: str, delimiter: str | None) -> tuple[str, int]:
+    """Return a text with empty lines for the comments at its start, and their number.
+
+    Comments begin with #, and have fewer columns than the line after them.
+
+    >>> _without_comments("# made by hand\\na;b\\n1;2\\n", None)
+    ('\\na;b\\n1;2\\n', 1)
+    >>> _without_comments("#a;b\\n1;2\\n", None)[1]
+    0
+    """
+    *first, rest = text.split("\n", _LOOKED_AT)
+    count = next((place for place, line in enumerate(first) if not line.startswith("#")), 0)
+    if not count:
+        return text, 0
+    table = "\n".join([*first[count:], rest])
+    divider = delimiter or _delimiter(table)
+    columns = first[count].count(divider)
+    if any(line.count(divider) >= columns for line in first[:count]):
+        return text, 0
+    return "\n" * count + table, count
 
 
 def _check_widths(

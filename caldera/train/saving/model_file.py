@@ -30,7 +30,7 @@ import numpy as np
 from caldera import op
 from caldera.base.arguments import require
 from caldera.base.file_cache import atomic_write
-from caldera.core.tensor.dtype import canonical
+from caldera.core.tensor.dtype import FLOAT8, canonical
 from caldera.data import Schema
 from caldera.errors import CalderaError, CheckpointError, DataError
 from caldera.io import load_safetensors_metadata, save_safetensors
@@ -156,7 +156,7 @@ def _described_model(
 def load_weights(model: Model, path: Source) -> None:
     """Give a model the weights of a file, by name; any that does not fit is an error that names it.
 
-    The file may also be one that another program wrote.
+    The file may also be one that another program wrote, with weights in float8 too.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -180,7 +180,10 @@ def load_weights(model: Model, path: Source) -> None:
         tensors = read_tensors(path, content)
         model.schema = read_schema(content, file_name_of(path)) or model.schema
     else:
-        tensors = safetensors_arrays(path)
+        tensors = {
+            name: array.astype(np.float32) if array.dtype in FLOAT8 else array
+            for name, array in safetensors_arrays(path).items()
+        }
     assign_all(model_variables(model), tensors, file_name_of(path))
 
 

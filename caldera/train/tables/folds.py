@@ -59,24 +59,22 @@ def fold_numbers(targets: Array, count: int, seed: int = 0) -> Array:
 class FoldLoss(Loss):
     """Mean loss of the members that learn from a row; its last target is the row's fold.
 
-    `folds` has the fold of each member, in the order of predictions (N, members, outputs).
+    `folds` has the fold of each member, in the order of predictions (N, members, outputs), and
+    `loss` is the loss of a member.
 
     >>> import caldera as cd
-    >>> loss = FoldLoss((0, 1), classes=False)
+    >>> loss = FoldLoss((0, 1), MeanSquared())
     >>> loss(cd.tensor([[[1.0], [3.0]]]), cd.tensor([[0.0, 1.0]])).item()
     1.0
     """
 
     folds: tuple[int, ...]
-    classes: bool
-
-    @cached_property
-    def _members(self) -> EnsembleLoss:
-        return EnsembleLoss(CrossEntropy() if self.classes else MeanSquared())
+    loss: Loss
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
-        values = target[:, 0] if self.classes else target[:, :1]
-        losses = self._members.member_losses(prediction, values)
+        shape, _ = self.loss.target_spec(prediction.shape[::2])
+        values = target[:, :1] if len(shape) > 1 else target[:, 0]
+        losses = EnsembleLoss(self.loss).member_losses(prediction, values)
         folds = np.asarray(self.folds)
         learns = op.cast(op.cast(target[:, 1:], "int64") != folds, losses.dtype)
         return op.sum(losses * learns, axis=1) / op.maximum(op.sum(learns, axis=1), 1.0)
@@ -85,8 +83,7 @@ class FoldLoss(Loss):
         self, prediction_shape: Sequence[int], dtype: Any = "float32"
     ) -> tuple[Shape, DType]:
         count, _, outputs = prediction_shape
-        inner = CrossEntropy() if self.classes else MeanSquared()
-        _, kind = inner.target_spec((count, outputs), dtype)
+        _, kind = self.loss.target_spec((count, outputs), dtype)
         return (count, 2), kind
 
 
@@ -106,6 +103,11 @@ class Rows:
     outputs: int
     classes: bool
     weights: Array | None = None
+
+    @property
+    def member_loss(self) -> Loss:
+        """The loss that each member minimises."""
+        return CrossEntropy() if self.classes else MeanSquared()
 
     @cached_property
     def held_out(self) -> Array:
@@ -165,7 +167,8 @@ class BestOfFolds(Callback):
 
     `branches` has the first and last member of each branch. The learning rate rises, then follows
     a cosine to 0 over `epochs`, or over `seconds` if that is less. Training ends early if no branch
-    has improved for almost a third of the epochs.
+    has improved for almost a third of the epochs. With `from_start`, the initial weights may be the
+    best.
     """
 
     def __init__(
@@ -175,10 +178,12 @@ class BestOfFolds(Callback):
         rate: float,
         epochs: int,
         seconds: float | None = None,
+        from_start: bool = False,
     ) -> None:
         self.rows = rows
         self.branches = dict(branches)
         self.rate, self.epochs, self.seconds = rate, epochs, seconds
+        self.from_start = from_start
         self.history = History()
         self.best = dict.fromkeys(branches, math.inf)
         self.predictions = {name: np.zeros((len(rows.targets), rows.outputs)) for name in branches}
@@ -188,6 +193,8 @@ class BestOfFolds(Callback):
 
     def run_begins(self, run: Run) -> None:
         self._started = self._epoch_started = time.perf_counter()
+        if self.from_start:
+            self._evaluated(run)
 
     def batch_ends(self, run: Run) -> None:
         self._set_rate(run)

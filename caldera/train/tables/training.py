@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from caldera import optim
 from caldera.base.arguments import checked, require, shown
 from caldera.data import Dataset, Pipeline
 from caldera.errors import DataError
-from caldera.nn import Blend, Branches, Dense, Input, Rescale, Sequential
+from caldera.nn import Blend, Dense, Input, Rescale, Sequential
 from caldera.nn.layer import Layer
 from caldera.train.arguments import plain_number, whole_number
 from caldera.train.neural_network import NeuralNetwork
@@ -24,24 +23,20 @@ from caldera.train.tables.folds import (
     FOLDS,
     MOST_FOLDED,
     Array,
-    BestOfFolds,
-    FoldLoss,
     Rows,
     fold_numbers,
     mean_loss,
     softmax,
 )
 from caldera.train.tables.linear import LinearMembers, linear_members
-from caldera.train.tables.members import Members
+from caldera.train.tables.members import BRANCHES, Members, fit_members
 from caldera.train.tracking.history import History
 
-_DECAY = 0.1
 _LEAST_WEIGHT = 0.02
 """Weight under which a member is left out."""
 _LEAST_GAIN, _LEAST_SKEW = 0.97, 1.0
 """Relative error out of fold, and skewness, at which the logarithm of a target is learnt."""
-INTERRUPTED = "interrupted"
-_MEMBERS, _LINEAR = "members", "linear"
+_LINEAR = "linear"
 _LINEAR_PRIOR = 0.7
 """Weight of the linear model in a blend, as far as rows out of fold do not determine it."""
 Part = tuple[Sequential, Array]
@@ -140,7 +135,7 @@ def train_table(
     rows = Rows(x, y, numbers, count, found.outputs, bool(found.classes), weights)
     curve, linear = _curve_and_linear(rows, _scale(found, y))
     learnt = rows if rows.classes else replace(rows, targets=curve.applied(y))
-    members = Members.of(found, learnt)
+    members = Members.of(found.schema, learnt)
     left = None if seconds is None else seconds - (time.perf_counter() - started)
     parts, history = _rounds(members, left, seed, device, verbose)
     parts[_LINEAR] = _linear_part(rows, linear)
@@ -151,12 +146,14 @@ def _rounds(
     members: Members, seconds: float | None, seed: int, device: Any, verbose: int | None
 ) -> tuple[dict[str, Part], History]:
     """Train networks of all folds, several times if `seconds` are left; return them by name."""
-    parts: dict[str, Part] = {}
+    rows, parts = members.rows, dict[str, Part]()
     histories: list[History] = []
     left, enough = seconds, False
     while not enough:
         started = time.perf_counter()
-        layers, keeper = _fitted(members, len(histories), seed, left, device, verbose)
+        number = len(histories)
+        made = (members.network(number), members.ensemble(number))
+        layers, keeper = fit_members(rows, made, seed + number, left, device, verbose)
         histories.append(keeper.history)
         parts |= {name: (layer, keeper.predictions[name]) for name, layer in layers.items()}
         took = time.perf_counter() - started
@@ -225,62 +222,10 @@ def _curve_and_linear(rows: Rows, plain: TargetCurve) -> tuple[TargetCurve, Line
 def _linear_part(rows: Rows, fitted: LinearMembers) -> Part:
     """Return the linear model as a layer, and its predictions out of fold."""
     part = Sequential([Dense(rows.outputs)], name=_LINEAR)
-    network = NeuralNetwork([Input(rows.x.shape[1:]), Sequential([part], name=_MEMBERS)])
+    network = NeuralNetwork([Input(rows.x.shape[1:]), Sequential([part], name=BRANCHES)])
     for parameter, values in zip(network.parameters(), fitted[:2], strict=True):
         parameter.assign(values)
     return part, fitted.predictions
-
-
-def _plan(rows: int) -> tuple[int, int, float]:
-    """Return batch size, number of epochs and learning rate for a number of rows."""
-    batch = 32 if rows < 500 else 64 if rows < 6000 else 256
-    steps = 1200 if rows < 20_000 else 3000
-    return batch, int(np.clip(steps * batch / rows, 10, 80)), 1e-3 if rows < 1000 else 3e-3
-
-
-def _fitted(
-    members: Members,
-    number: int,
-    seed: int,
-    seconds: float | None,
-    device: Any,
-    verbose: int | None,
-) -> tuple[dict[str, Sequential], BestOfFolds]:
-    """Train the networks of all folds in one plan; return them with their best weights."""
-    rows = members.rows
-    made = members.network(number), members.ensemble(number)
-    layers = {each.name: each for each in made}
-    counts = dict(zip(layers, (rows.count, members.ensemble_size), strict=True))
-    branches, start = {}, 0
-    for name, count in counts.items():
-        branches[name] = (start, start + count)
-        start += count
-    folds = tuple(
-        number // (count // rows.count) for count in counts.values() for number in range(count)
-    )
-    learnt = rows.learnt
-    batch, epochs, rate = _plan(len(learnt))
-    model = NeuralNetwork(
-        [Input(rows.x.shape[1:]), Branches(list(layers.values()), name=_MEMBERS)],
-        loss=FoldLoss(folds, rows.classes),
-        optimizer=optim.AdamW(rate / 10, weight_decay=_DECAY),
-        batch_size=batch,
-        epochs=epochs,
-        metrics=[],
-        seed=seed + number,
-        device=device,
-    )
-    keeper = BestOfFolds(rows, branches, rate, epochs, seconds)
-    kind = np.int64 if rows.classes else np.float32
-    targets = np.stack([rows.targets, rows.folds], axis=1).astype(kind)
-    history = model.fit(
-        (rows.x[learnt], targets[learnt]),
-        verbose=verbose,
-        callbacks=[keeper],
-        sample_weights=rows.row_weights(learnt),
-    )
-    keeper.history.stopped = history.stopped if history.stopped == INTERRUPTED else ""
-    return layers, keeper
 
 
 def _blended(
@@ -313,7 +258,7 @@ def _blended(
         classes=rows.classes,
         temperature=temperature,
         curve=curve.within(scale, rows.targets) if curve.is_log else None,
-        name=_MEMBERS,
+        name=BRANCHES,
     )
     held_out, log = rows.held_out, ("the logarithm of the target is learnt",)
     return TableRun(

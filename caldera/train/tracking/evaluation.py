@@ -87,21 +87,26 @@ def tested_classes(
     )
 
 
+def has_ends(model: Model) -> bool:
+    """Return True if a model predicts the ends of an interval after each value."""
+    return model.schema is not None and model.schema.interval is not None
+
+
 def tested_values(
     model: Model, data: Dataset
 ) -> tuple[list[list[float]] | None, ValuesRecord | None]:
     """Return pairs of true and predicted values, and their error measures."""
-    if next(iter(model.signature.outputs.values())) != (1,):
+    if next(iter(model.signature.outputs.values())) != (1,) and not has_ends(model):
         return None, None
     both = [
-        np.stack([targets.reshape(-1), predictions.reshape(-1)], axis=1).astype(np.float64)
+        np.stack([targets.reshape(-1), predictions[:, 0]], axis=1).astype(np.float64)
         for _, targets, predictions in _batches(model, data.test)
     ]
     pairs = np.concatenate(both)
     target = data.schema.target if data.schema is not None else None
     return pairs[:MOST_PAIRS].tolist(), ValuesRecord(
         name=target.name if target else "",
-        r2=_r2(pairs[:, 1], pairs[:, 0]),
+        r2=_r2(pairs[:, 1:], pairs[:, 0]),
         mean_absolute=float(np.abs(pairs[:, 1] - pairs[:, 0]).mean()),
         root_mean_square=float(np.sqrt(np.square(pairs[:, 1] - pairs[:, 0]).mean())),
         columns=_columns(model, data, _r2),
@@ -328,5 +333,5 @@ def _accuracy(predictions: np.ndarray, targets: np.ndarray, classes: int) -> flo
 def _r2(predictions: np.ndarray, targets: np.ndarray) -> float:
     true = targets.reshape(-1).astype(np.float64)
     spread = np.square(true - true.mean()).sum()
-    apart = np.square(predictions.reshape(-1) - true).sum()
+    apart = np.square(predictions[:, 0] - true).sum()
     return float(1 - apart / spread) if spread else float("nan")

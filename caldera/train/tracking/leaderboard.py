@@ -15,7 +15,7 @@ from caldera.data.sources.base import Data
 from caldera.nn.losses import REGRESSION
 from caldera.train.tables.folds import FOLDS, Rows, fold_numbers, mean_loss
 from caldera.train.tables.linear import linear_members
-from caldera.train.tracking.evaluation import calibration, class_numbers, probabilities
+from caldera.train.tracking.evaluation import calibration, class_numbers, has_ends, probabilities
 from caldera.train.tracking.history import shown_number
 from caldera.train.tracking.run_record import LeaderRecord
 
@@ -55,7 +55,8 @@ def has_leaderboard(model: Model, data: Dataset) -> bool:
     """Return True for a model of the classes or of the single value of a table with test rows."""
     outputs = list(model.signature.outputs.values())
     is_table = data.schema is not None and bool(data.schema.columns) and len(data.shape) == 1
-    is_usual = outputs in ([(data.classes or 1,)], [(1,)]) and model.objective.task is not None
+    is_usual = outputs in ([(data.classes or 1,)], [(1,)]) or has_ends(model)
+    is_usual = is_usual and model.objective.task is not None
     return is_table and is_usual and data.classes != 1 and min(len(data.train), len(data.test)) > 1
 
 

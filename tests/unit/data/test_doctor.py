@@ -93,6 +93,7 @@ def test_a_column_that_tells_the_class_is_named_in_either_order() -> None:
         (["2024-05-31", "2024-06-30"] * 45 + ["31.05.2024"] * 10, "as in '31.05.2024' in 10"),
         (["2024-05-31", "2024-06-30"] * 45 + ["unknown day"] * 10, "as in 'unknown day' in 10"),
         (["12", "13.5"] * 30 + ["broken"] * 40, "text in 40 ('broken')"),
+        (["12", "13.5"] * 30 + ["<1"] * 40, "--missing-values='<1' (missing_values=) reads this"),
         (["yes", "no"] * 45 + ["y"] * 10, "'y' in 10 rows next to 'yes' in 45"),
         (["New York"] * 90 + ["new_york"] * 10, "'new_york' in 10 rows"),
     ],
@@ -146,3 +147,13 @@ def test_any_table_is_examined(seed: int) -> None:
         with np.errstate(all="raise", under="ignore"):
             found = data.table(rows | {"y": target}, "y", test=0.3).findings
         assert all(0 < each.rows <= count and each.text for each in found)
+
+
+def test_values_below_a_limit_become_missing_values_as_the_finding_says() -> None:
+    texts = [f"{n % 30 / 7:.1f}" if n % 5 else "<1" for n in range(100)]
+    rows = {"crp": texts, "x": np.random.default_rng(0).normal(size=100), "y": np.arange(100.0)}
+    (found,) = [each for each in data.table(rows, "y").findings if each.is_fault]
+    assert "--missing-values='<1'" in found.text
+    column, _ = data.table(rows, "y", missing_values=["<1"]).schema.columns
+    assert column.number is not None
+    assert column.number.marks_missing

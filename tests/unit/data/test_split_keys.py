@@ -79,6 +79,27 @@ def test_the_latest_rows_are_the_test_rows() -> None:
         data.table(rows | {"patient_id": ["p"] * 200}, "y", group="patient_id")
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_no_fold_learns_from_later_rows_than_it_tests(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    count = int(random.integers(1, 7))
+    times = random.integers(0, int(random.integers(count + 1, 60)), 200) ** 3
+    times = np.concatenate([times, np.arange(count + 1)])
+    parts = SplitKeys(times, is_time=True).parts(count)
+    assert len(parts) == count
+    for train, test in parts:
+        assert len(test)
+        assert times[train].max() < times[test].min()
+    # Together they test everything after the first period, each sample once.
+    first = parts[0].train
+    tested = np.concatenate([each.test for each in parts])
+    assert sorted([*first, *tested]) == list(range(len(times)))
+    distinct = SplitKeys(np.arange(120), is_time=True).parts(5)
+    assert [len(each.test) for each in distinct] == [20] * 5
+    with pytest.raises(DataError, match="at least 4 times for 3 folds, got 2"):
+        SplitKeys(np.array([1, 2, 2, 2]), is_time=True).parts(3)
+
+
 def test_blends_validate_on_other_groups_and_on_later_rows() -> None:
     rows = visits(80)
     found = data.table(rows, "y", group="patient_id", test=0)
@@ -102,10 +123,13 @@ def test_the_command_line_cross_validates(caldera: Caldera, tmp_path: Path) -> N
     done = caldera(*words, tmp_path / "a", "--folds", 2, "--time", 0.3)
     assert done.status == 0, done.err
     assert "training rows out of fold)" in done.out
+    done = caldera(*words, tmp_path / "c", "--folds", 90, "--fast")
+    assert (done.status, "at least 90 groups" in done.err) == (1, True)
+    words[3:5] = ["--time-column", "day"]
+    done = caldera(*words, tmp_path / "b", "--folds", 2, "--time", 0.3)
+    assert "(2 trained on earlier rows only)" in done.out, done.err
     done = caldera(*words, tmp_path / "b", "--folds", 2, "--hidden", 4, "--epochs", 1)
     (line,) = [each for each in done.out.splitlines() if each.startswith("folds ")]
     assert "loss 0." in line or "loss 1." in line
     assert "\u00b1" in line
-    assert "(2 trained without a part of the training data)" in line
-    done = caldera(*words, tmp_path / "c", "--folds", 90, "--fast")
-    assert (done.status, "at least 90 groups" in done.err) == (1, True)
+    assert "(2 trained on earlier rows only)" in line

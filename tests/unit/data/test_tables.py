@@ -277,3 +277,17 @@ def test_a_header_and_classes_can_be_said(table) -> None:
     # A column without a name, such as the numbers of rows that pandas writes, is left out.
     index = data.csv(table(",x,y\n0,5,1\n1,6,0\n"), test=0, scale=False)
     assert index.train.x.tolist() == [[5], [6]]
+
+
+def test_comments_at_the_start_of_a_file_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "machines.csv"
+    body = "load\theat\tfault\n" + "".join(f"{n}\t{n % 9}.5 C\t{n % 2}\n" for n in range(40))
+    path.write_text("# exported by hand\n# second line\n" + body)
+    found = data.table(path, "fault")
+    assert found.schema.names == ("load", "heat")
+    assert "2 lines of comments left out at the start" in found.notes[0]
+    path.write_text("#" + body)
+    assert data.table(path, "fault").schema.names == ("#load", "heat")
+    path.write_text(f"# by hand\n{body}7\t9999\t1\n")
+    with pytest.raises(DataError, match=r"line 43: expected a number with the unit 'C'.*'9999'"):
+        data.table(path, "fault")

@@ -128,13 +128,17 @@ EXAMPLES: list[nn.Layer] = [
     audio.StatisticsPooling(),
     audio.ConformerBlock(2, kernel=7),
     nn.Int8Dense(3, activation="relu", step=0.5, name="small"),
+    nn.Int8Conv2D(3, (2, 3), padding="same", step=0.5),
     nn.TernaryDense(3, activation="relu", bias=False),
     nn.BinaryDense(3, name="head"),
     nn.TernaryConv2D(3, (2, 3), padding="same"),
     nn.BinaryConv2D(4, 3, stride=2, groups=2),
-    nn.TwoBitDense(3, activation="relu"),
-    nn.TwoBitConv2D(4, 3, dilation=2),
+    nn.PackedDense(3, activation="relu", levels=2),
+    nn.PackedConv2D(4, 3, dilation=2),
+    nn.quantised.TwoBitDense(3),
+    nn.quantised.TwoBitConv2D(4, 3),
     nn.Blend([nn.Dense(3), nn.EnsembleDense(3, 4)], [0.25, 0.75], classes=True),
+    nn.Interval(nn.Dense(1), nn.EnsembleDense(2, 4), [-0.5, 1.0]),
 ]
 
 

@@ -167,3 +167,15 @@ def test_files_of_torch_save_are_told_how_to_convert(tmp_path: Path, magic: byte
     for load in (cd.load, lambda p: models.load_torchvision([nn.Input((2,)), nn.Dense(1)], p)):
         with pytest.raises(DataError, match=r"torch\.load"):
             load(path)
+
+
+def test_files_of_torch_export_are_told_how_to_convert(tmp_path: Path) -> None:
+    path = tmp_path / "small.pt2"
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    for load in (cd.load, cd.onnx.load):
+        with pytest.raises(DataError, match=r"caldera\.onnx\.load\('.*small\.onnx'\)") as caught:
+            load(path)
+        line = str(caught.value).splitlines()[-1].strip()
+        assert line.startswith("import torch; torch.onnx.export(torch.export.load(")
+        assert line.endswith("small.onnx', dynamo=True)")
+        compile(line, "the line", "exec")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +14,11 @@ import pytest
 import caldera as cd
 from caldera import nn
 from caldera.errors import CalderaError, DataError
+from caldera.nn.losses import CrossEntropy, MeanSquared
+from caldera.train.tables import members, training
 from caldera.train.tables.blending import TargetCurve, best_temperature, blend_weights
 from caldera.train.tables.folds import FoldLoss, Rows, fold_numbers, softmax
+from caldera.train.tables.intervals import with_interval
 from caldera.train.tables.linear import PENALTIES, linear_members
 
 RANDOM = np.random.default_rng(5)
@@ -42,7 +48,7 @@ def test_the_loss_leaves_out_the_members_of_a_rows_fold(classes: bool) -> None:
     folds, members = RANDOM.integers(0, 4, 7), (0, 0, 1, 1, 2, 2)
     y = RANDOM.integers(0, 3, 7)
     kind = "int64" if classes else "float32"
-    found = FoldLoss(members, classes).per_sample(
+    found = FoldLoss(members, CrossEntropy() if classes else MeanSquared()).per_sample(
         cd.tensor(z) * 1.0, cd.tensor(np.stack([y, folds], 1).astype(kind))
     )
     for n in range(7):
@@ -52,6 +58,25 @@ def test_the_loss_leaves_out_the_members_of_a_rows_fold(classes: bool) -> None:
         else:
             losses = [(z[n, m, 0] - y[n]) ** 2 for m in learns]
         assert found.numpy()[n] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_intervals_are_wide_where_errors_are_large_and_cover_new_rows() -> None:
+    random = np.random.default_rng(5)
+    x = random.uniform(-1, 1, (700, 2)).astype("float32")
+    errors = np.where(x[:, 0] > 0, 4.0, 0.5) * random.exponential(size=700)
+    model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(1, fill=cd.zero())], loss="mean_squared")
+    found = with_interval(model, x[:400], errors[:400], 0.8)
+    value, low, high = found.predict(x[400:]).T
+    assert not value.any()
+    inside = (errors[400:] >= low) & (errors[400:] <= high)
+    assert 0.7 < inside.mean() < 0.9
+    is_wide, width = x[400:, 0] > 0.1, high - low
+    assert width[is_wide].mean() > 2 * width[x[400:, 0] < -0.1].mean()
+    assert inside[is_wide].mean() > 0.65
+    # Few rows and errors that depend on nothing: intervals of almost equal width.
+    few = with_interval(model, x[:40], errors[random.permutation(40)], 0.8, seconds=0.2)
+    assert np.ptp(few.predict(x)[:, 2]) < 2 * errors.std()
+    assert few.evaluate(x, errors[:, None])["mae"] == pytest.approx(errors.mean(), rel=1e-4)
 
 
 def test_members_never_learn_from_the_rows_of_their_fold() -> None:
@@ -66,7 +91,7 @@ def test_members_never_learn_from_the_rows_of_their_fold() -> None:
                 nn.EnsembleDense(6, 10, 5, activation="relu"),
                 nn.EnsembleDense(2, 10, 10),
             ],
-            loss=FoldLoss(tuple(np.repeat(range(5), 2).tolist()), True),
+            loss=FoldLoss(tuple(np.repeat(range(5), 2).tolist()), CrossEntropy()),
             metrics=[],
             learning_rate=0.01,
         )
@@ -227,12 +252,24 @@ def test_classes_with_weights_folds_and_gaps() -> None:
     assert names.tolist() == ["rare"]
 
 
-def test_time_that_is_left_trains_more_members() -> None:
+def test_time_that_is_left_trains_more_members(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"a": n / 40, "b": (n * 7) % 11, "y": n / 20} for n in range(40)]
     found = cd.data.table(rows, "y", test=0)
-    run = cd.train_table(found, seconds=0.001)
-    assert {"network", "ensemble"} >= set(run.members) - {"linear"}
-    assert np.isfinite(run.predictions).all()
+    ticks, rounds = itertools.count(), list[int]()
+
+    def counted(*given: Any, **named: Any) -> Any:
+        rounds.append(1)
+        return members.fit_members(*given, **named)
+
+    # Each round takes one second of this clock.
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    monkeypatch.setattr(training, "time", clock)
+    monkeypatch.setattr(training, "fit_members", counted)
+    for seconds, expected in ((0.001, 1), (3.2, 2)):
+        run = cd.train_table(found, seconds=seconds)
+        assert len(rounds) == expected
+        assert np.isfinite(run.predictions).all()
+        rounds.clear()
 
 
 def test_bad_arguments_are_refused() -> None:
