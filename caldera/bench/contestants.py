@@ -11,6 +11,7 @@ from typing import Any
 
 from caldera.base.children import run_program
 from caldera.bench.equality import REFERENCE_PRECISION
+from caldera.bench.frameworks.tensorflow_tasks import runs
 from caldera.bench.workloads import (
     Case,
     ConvolutionCase,
@@ -22,8 +23,14 @@ from caldera.bench.workloads import (
 )
 
 PEERS: Mapping[str, str] = {"torch": "PyTorch", "jax": "JAX"}
-"""Frameworks to compare with, and their names."""
-INSTALL: Mapping[str, str] = {"torch": "pip install torch", "jax": "pip install jax"}
+"""Frameworks that every comparison has, and their names."""
+ALL_PEERS: Mapping[str, str] = {**PEERS, "tensorflow": "TensorFlow"}
+"""Frameworks of comparisons on the CPU; TensorFlow only takes part if it is installed."""
+INSTALL: Mapping[str, str] = {
+    "torch": "pip install torch",
+    "jax": "pip install jax",
+    "tensorflow": "pip install tensorflow-cpu",
+}
 ACCURACIES = ("strict", "fast")
 BEFORE = " before"
 """Ends the setting of Caldera with the code of a run before."""
@@ -79,6 +86,19 @@ REFERENCE = "torch"
 """Framework whose first setting produces the reference results."""
 
 
+def usual_peers(device: str = "cpu") -> list[str]:
+    """Return the peers that take part unless others are named.
+
+    >>> usual_peers("cuda")
+    ['torch', 'jax']
+    """
+    return [
+        peer
+        for peer in ALL_PEERS
+        if peer in PEERS or (device == "cpu" and find_spec(peer) is not None)
+    ]
+
+
 def missing_peers(peers: Sequence[str]) -> dict[str, str]:
     """Return peers that are not installed, each with the command that installs it."""
     return {peer: INSTALL[peer] for peer in peers if find_spec(peer) is None}
@@ -109,6 +129,7 @@ def contestants(
     settings: dict[str, Callable[[], list[Contestant]]] = {
         "torch": lambda: _torch(case, compiler),
         "jax": lambda: _jax(case),
+        "tensorflow": lambda: _tensorflow(case),
     }
     ours = [Contestant("caldera", each, {"accuracy": each}) for each in accuracies]
     if isinstance(case, TrainingCase) and accuracies:
@@ -182,6 +203,15 @@ def _jax(case: Case) -> list[Contestant]:
     return found
 
 
+def _tensorflow(case: Case) -> list[Contestant]:
+    if not runs(case):
+        return []
+    ways: dict[str, dict[str, bool]] = {"function": {}}
+    if isinstance(case, TrainingCase):
+        ways["XLA"] = {"xla": True}
+    return [Contestant("tensorflow", name, options) for name, options in ways.items()]
+
+
 def _has_images(case: Case) -> bool:
     return isinstance(case, ConvolutionCase) or (isinstance(case, TrainingCase) and case.has_images)
 
@@ -227,7 +257,7 @@ def card_contestants(
     for precision in precisions:
         ours = [("step", {}), ("fit", {"fit": True})]
         found += [_on_card("caldera", name, precision, device, each) for name, each in ours]
-        for peer in peers:
+        for peer in [each for each in peers if each in PEERS]:
             settings = (
                 _torch_on_card(case, compiler) if peer == "torch" else _jax_on_card(case, precision)
             )

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from caldera.base.registry import optional_import
-from caldera.bench.contestants import PEERS
+from caldera.bench.contestants import ALL_PEERS
 from caldera.bench.formatting import columns_of, facts, mean_text, row, title_of
 from caldera.bench.honesty.claims import LEVELS
 from caldera.bench.results import ANY, OURS, Report, ResultEntry
@@ -301,7 +301,7 @@ def _table(report: Report, entries: Sequence[ResultEntry]) -> Safe:
         cells = [tag("td", cell.replace("e-", "e\u2011")) for cell in row(report, entry, columns)]
         rows.append(tag("tr", *cells, class_=_class_of(entry)))
     for peer, hint in report.missing.items():
-        text = f"{PEERS.get(peer, peer)} is not installed: {hint}"
+        text = f"{ALL_PEERS.get(peer, peer)} is not installed: {hint}"
         cells = [tag("td", peer), tag("td", text, colspan=len(columns) - 1)]
         rows.append(tag("tr", *cells, class_="missing"))
     head = tag("thead", tag("tr", *[tag("th", column, scope="col") for column in columns]))

@@ -35,12 +35,14 @@ def in_turns(
     *,
     most: float = math.inf,
     within: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+    wait: Work | None = None,
 ) -> dict[str, list[float]]:
     """Return seconds per call of each contestant, measured in turns: a slowdown affects all.
 
     A time is measured over enough calls to take `least` seconds together. Short turns are repeated
     more often, so that a disturbed turn does not count; after `most` seconds two turns are enough.
-    A contestant runs inside the context that `within` returns for its name.
+    A contestant runs inside the context that `within` returns for its name. `wait` returns when
+    all submitted work is done.
 
     >>> sorted(in_turns({"a": lambda: None, "b": lambda: None}, 2))
     ['a', 'b']
@@ -49,14 +51,14 @@ def in_turns(
     calls = {}
     for name, work in contestants.items():
         with within(name):
-            calls[name] = _calls(work, least)
+            calls[name] = _calls(work, least, wait)
     watch, turns = Stopwatch(), 0
     while turns < repeats or (turns < MORE * repeats and watch.wall < SHORT):
         if turns > 1 and watch.wall > most:
             break
         for name, work in contestants.items():
             with within(name):
-                found[name].append(_seconds(work, calls[name]) / calls[name])
+                found[name].append(_seconds(work, calls[name], wait) / calls[name])
         turns += 1
     return found
 
@@ -125,7 +127,7 @@ def load_per_core() -> float:
     return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
 
 
-def _calls(work: Work, least: float) -> int:
+def _calls(work: Work, least: float, wait: Work | None) -> int:
     """Return the number of calls that take `least` seconds together; the first one warms up.
 
     The number follows from the best time so far: a disturbed call would make all later times too
@@ -134,16 +136,18 @@ def _calls(work: Work, least: float) -> int:
     work()
     calls, best = 1, math.inf
     while True:
-        best = min(best, _seconds(work, calls) / calls)
+        best = min(best, _seconds(work, calls, wait) / calls)
         if calls * best >= least:
             return calls
         calls = max(calls + 1, int(calls * min(16.0, 1.3 * least / max(calls * best, 1e-9))))
 
 
-def _seconds(work: Work, calls: int) -> float:
+def _seconds(work: Work, calls: int, wait: Work | None) -> float:
     watch = Stopwatch()
     for _ in range(calls):
         work()
+    if wait is not None:
+        wait()
     return watch.wall
 
 

@@ -73,11 +73,7 @@ def from_line(line: bytes) -> dict[str, Any]:
 
 COMMAND = python_module("caldera.bench.worker")
 _CPU = {"JAX_PLATFORMS": "cpu"}
-_CARD = {
-    "JAX_PLATFORMS": "cuda",
-    # JAX would preallocate three quarters of the GPU's memory, which other processes need.
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-}
+_CARD = {"JAX_PLATFORMS": "cuda"}
 _PIECE = 1 << 16
 
 

@@ -7,6 +7,7 @@ from caldera.bench.frameworks.base import BenchTask as Task
 from caldera.bench.frameworks.base import Framework, Trainer
 from caldera.bench.frameworks.caldera_tasks import CalderaFramework
 from caldera.bench.frameworks.jax_tasks import JaxFramework
+from caldera.bench.frameworks.tensorflow_tasks import TensorFlowFramework
 from caldera.bench.frameworks.torch_tasks import TorchFramework
 
 FRAMEWORKS: Registry[type[Framework]] = Registry("framework")
@@ -15,5 +16,6 @@ FRAMEWORKS: Registry[type[Framework]] = Registry("framework")
 FRAMEWORKS.add("caldera", CalderaFramework)
 FRAMEWORKS.add("torch", TorchFramework)
 FRAMEWORKS.add("jax", JaxFramework)
+FRAMEWORKS.add("tensorflow", TensorFlowFramework)
 
 __all__ = ["FRAMEWORKS", "Framework", "Task", "Trainer"]

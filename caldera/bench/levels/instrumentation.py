@@ -296,23 +296,28 @@ def _trained(
     return watch_training(
         network,
         samples,
-        [
-            WallTime(),
-            TimeToAccuracy(case.target),
-            AccuracyMeasure(),
-            DatasetLatency(),
-            Memory(),
-            Energy(),
-            Communication(),
-            MessageCount(),
-            Curve(),
-        ],
+        training_metrics(case),
         sampler=Shuffled(seed),
         batch=case.network.batch,
         epochs=epochs,
         target=case.target,
         **distribution,
     )
+
+
+def training_metrics(case: LearningCase) -> list[Measure]:
+    """Return the metrics of levels 2 and 3."""
+    return [
+        WallTime(),
+        TimeToAccuracy(case.target),
+        AccuracyMeasure(),
+        DatasetLatency(),
+        Memory(),
+        Energy(),
+        Communication(),
+        MessageCount(),
+        Curve(),
+    ]
 
 
 def _reply(watch: Watch) -> dict[str, Any]:

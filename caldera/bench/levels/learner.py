@@ -12,7 +12,7 @@ import numpy as np
 from caldera import nn
 from caldera.base.config import settings
 from caldera.base.registry import nearest
-from caldera.bench.contestants import PEERS
+from caldera.bench.contestants import ALL_PEERS
 from caldera.bench.frameworks import FRAMEWORKS, Framework
 from caldera.bench.parts import Array
 from caldera.bench.workloads import Rule, TrainingCase
@@ -24,6 +24,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "caldera": {"accuracy": "strict"},
     "torch": {"compiled": False},
     "jax": {},
+    "tensorflow": {},
 }
 
 
@@ -112,11 +113,11 @@ def frameworks() -> list[str]:
     >>> frameworks()[:2]
     ['reference', 'caldera']
     """
-    return [REFERENCE, "caldera", *(peer for peer in PEERS if find_spec(peer) is not None)]
+    return [REFERENCE, "caldera", *(peer for peer in ALL_PEERS if find_spec(peer) is not None)]
 
 
 @contextmanager
-def framework_here(name: str) -> Iterator[Framework]:
+def framework_here(name: str, device: str = "cpu") -> Iterator[Framework]:
     """A framework in this process; the settings of Caldera are put back at the end."""
     if name not in _OPTIONS:
         raise ConfigError.build(
@@ -126,7 +127,8 @@ def framework_here(name: str) -> Iterator[Framework]:
             hint=nearest(str(name), _OPTIONS),
         )
     with settings.override(threads=settings.threads, accuracy=settings.accuracy):
-        yield FRAMEWORKS[name](_OPTIONS[name], settings.threads)
+        options = {**_OPTIONS[name], "device": device, "graph": device != "cpu"}
+        yield FRAMEWORKS[name](options, settings.threads)
 
 
 def learner(name: str, case: TrainingCase = PROBLEM, dtype: str = "float64") -> Learner:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -22,6 +22,8 @@ from caldera.errors import ConfigError
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 NOT_COMPARABLE = "not comparable"
 """Verdict on figures of other machines, printed for context only."""
+ON_GPU = "-gpu"
+"""End of the name of an experiment that repeats another one on a GPU."""
 LEAST_TURNS = 9
 """Interleaved turns that a comparison of speed needs for a finite interval."""
 
@@ -163,6 +165,10 @@ class Claim:
     """Usual time of a quick run on two cores, from which the time left is estimated."""
     note: str = ""
     """Known limits of the comparison, such as rows of the paper that contradict its claim."""
+    device: str = "cpu"
+    """Device of its experiment: "cpu" or "cuda"."""
+    package: str = ""
+    """Package that its experiment needs."""
 
 
 @cache
@@ -176,13 +182,21 @@ def claims() -> dict[str, Claim]:
     files = sorted(
         (each for each in folder.iterdir() if each.name.endswith(".toml")), key=lambda f: f.name
     )
-    return {each.name[:-5]: _claim(each.name[:-5], each.read_text("utf-8")) for each in files}
+    found = [
+        claim for each in files for claim in _claims_of(each.name[:-5], each.read_text("utf-8"))
+    ]
+    return {each.name: each for each in found}
 
 
-def _claim(name: str, text: str) -> Claim:
+def _claims_of(name: str, text: str) -> list[Claim]:
+    """Return the claim of a file, and the same claim on a GPU if the file has a table `gpu`."""
     given = tomllib.loads(text)
     criteria = tuple(_criterion(name, each) for each in given.pop("criteria"))
-    return Claim(name, criteria=criteria, **given)
+    gpu = given.pop("gpu", None)
+    found = [Claim(name, criteria=criteria, **given)]
+    if gpu is not None:
+        found.append(replace(found[0], name=name + ON_GPU, device="cuda", **gpu))
+    return found
 
 
 def _criterion(claim: str, given: dict[str, Any]) -> Criterion:

@@ -6,14 +6,22 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from importlib.util import find_spec
+from typing import Any
 
+import numpy as np
+
+from caldera import op
+from caldera.base.config import settings
 from caldera.bench.reproduce import experiments
 from caldera.bench.reproduce.criteria import (
     FAILS,
     HOLDS,
+    LEAST_TURNS,
     NOT_COMPARABLE,
+    ON_GPU,
     UNDECIDED,
     Claim,
     Criterion,
@@ -21,12 +29,17 @@ from caldera.bench.reproduce.criteria import (
     Quantity,
     claims,
 )
-from caldera.bench.timing import Stopwatch, load_per_core
+from caldera.bench.timing import Stopwatch, Work, in_turns, load_per_core
+from caldera.compiler.lazy import Variable
+from caldera.core.memory import device as find_device
+from caldera.core.memory.gpus import card_count
 
 BUSY = 1.25
 """Load per core at the start above which other programs disturb times."""
 Samples = Mapping[str, Mapping[str, Sequence[float]]]
 """Raw numbers by case and by method."""
+Times = dict[str, list[float]]
+"""Seconds by method."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,17 @@ class ExperimentContext:
 
     quick: bool = False
     tell: Callable[[str], None] = lambda line: None
+    device: str = "cpu"
+    """Device of the experiment's claim."""
+
+    def in_turns(self, contestants: Mapping[str, Work], least: float = 2e-3) -> Times:
+        """Return seconds per call of each contestant in interleaved turns, GPU work included."""
+        wait = find_device(self.device).stream.synchronize
+        return in_turns(contestants, LEAST_TURNS, least, wait=wait)
+
+    def variable(self, values: np.ndarray[Any, Any], name: str = "given") -> Variable:
+        """Return a variable with these values on the device."""
+        return op.var(name, values.shape, fill=values, device=self.device)
 
     def skipped(self, *parts: str) -> list[str]:
         """Return the parts that a quick run skips; an empty list in a full run.
@@ -156,6 +180,14 @@ class Experiment:
         """The name on the command line."""
         return self.claim.name
 
+    @property
+    def missing(self) -> str:
+        """The reason for which this machine cannot run it; empty if it can."""
+        if self.claim.device == "cuda" and not card_count():
+            return "requires a GPU"
+        package = self.claim.package
+        return f"requires {package}" if package and find_spec(package) is None else ""
+
     def judge(self, measurement: Measurement, *, busy: bool = False) -> ExperimentResult:
         """Return the verdict on samples."""
         found = self.evaluate(measurement.samples)
@@ -169,7 +201,9 @@ def experiment(name: str, evaluate: Callable[[Samples], Findings]) -> Callable[[
     """Register a function as the experiment of the claim with this name."""
 
     def add(measure: Measure) -> Measure:
-        _FOUND[name] = Experiment(claims()[name], measure, evaluate)
+        for each in (name, name + ON_GPU):
+            if each in claims():
+                _FOUND[each] = Experiment(claims()[each], measure, evaluate)
         return measure
 
     return add
@@ -191,7 +225,10 @@ def find_experiments() -> dict[str, Experiment]:
 def run_experiment(experiment: Experiment, context: ExperimentContext) -> ExperimentResult:
     """Measure and judge an experiment."""
     watch, before, busy = Stopwatch(), _cpu_seconds(), load_per_core() > BUSY
-    outcome = experiment.judge(experiment.measure(context), busy=busy)
+    context = replace(context, device=experiment.claim.device)
+    # Networks and arrays without a device would otherwise be placed on a GPU.
+    with settings.override(accelerator=context.device):
+        outcome = experiment.judge(experiment.measure(context), busy=busy)
     outcome.seconds = watch.wall
     outcome.cpu_seconds = _cpu_seconds() - before
     return outcome

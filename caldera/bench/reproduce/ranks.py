@@ -185,6 +185,8 @@ def steps(communicator: Communicator, options: Options) -> dict[str, Any]:
     name = options.get("compression")
     compression = None if name is None else compressors.make(name)
     strategy = parallel.DataParallel(communicator=communicator, compression=compression)
+    if "overlap" in options:
+        strategy = parallel.Sharded(overlap=options["overlap"], communicator=communicator)
     clock = StepClock()
     model.fit((x, y), epochs=1, parallel=strategy, callbacks=[clock], verbose=0)
     taken = clock.seconds(untimed=2)

@@ -20,8 +20,10 @@ from caldera.bench.reproduce.experiment import (
     ExperimentResult,
     Measurement,
     Plot,
+    find_experiments,
 )
 from caldera.bench.results import code_version, machine_facts, package_versions
+from caldera.core.memory.gpus import card_count
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, inline
 from caldera.draw.page import document, section, table, tag
@@ -31,6 +33,7 @@ from caldera.errors import DataError
 BUSY_TEXT = "Other programs used the machine: verdicts on speed are undecided."
 HEAD = ("measured", "paper", "criterion", "ours", "verdict")
 FORMAT = "caldera reproduce 2"
+NOT_HERE = "not here"
 _ORDER = ("does not hold", "undecided", "holds", NOT_COMPARABLE)
 
 
@@ -48,14 +51,15 @@ def text_of(experiment: Experiment, outcome: ExperimentResult) -> str:
 
 def markdown_of(experiment: Experiment, outcome: ExperimentResult, *, quick: bool) -> str:
     """Return the report of an experiment in Markdown."""
-    machine, claim = machine_facts(settings.threads), experiment.claim
+    claim = experiment.claim
+    machine = machine_facts(settings.threads, claim.device)
     command = f"caldera reproduce {experiment.name}{' --quick' if quick else ''}"
     lines = [
         f"# {claim.source}: {experiment.name}",
         "",
         f"Claim: {claim.text}.",
         "",
-        f"Judged at: {claim.scale}. Written by `{command}` on {machine['cpu']}, "
+        f"Judged at: {claim.scale}. Written by `{command}` on {_devices_text(machine)}, "
         f"{machine['architecture']}, {machine['threads']} threads, load {machine['load before']}, "
         f"{machine['time'][:10]}; every sample is in `{file_name(experiment, 'json')}`.",
         "",
@@ -94,7 +98,7 @@ def json_of(experiment: Experiment, outcome: ExperimentResult, *, quick: bool) -
         "claim": asdict(experiment.claim),
         "quick": quick,
         "code": code_version(),
-        "machine": machine_facts(settings.threads),
+        "machine": machine_facts(settings.threads, experiment.claim.device),
         "versions": package_versions(),
         "busy": outcome.busy,
         "verdict": outcome.verdict,
@@ -151,12 +155,17 @@ def figure_rows(done: Done, failed: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Return all tables, figures and numbers of the papers with their verdicts, failures first."""
     verdicts = {experiment.name: outcome.verdict for experiment, outcome in done.items()}
 
+    known = find_experiments()
+    missing = {name: each.missing for name, each in known.items() if each.missing}
+
     def verdict(figure: Figure) -> str:
         if not figure.experiment:
-            return figure.recorded or "not here"
+            return figure.recorded or NOT_HERE
         if figure.experiment in failed:
             return "failed to run"
-        return verdicts.get(figure.experiment, "not run")
+        return verdicts.get(
+            figure.experiment, NOT_HERE if figure.experiment in missing else "not run"
+        )
 
     def place(row: tuple[str, ...]) -> int:
         return next((n for n, each in enumerate(_ORDER) if row[3].startswith(each)), len(_ORDER))
@@ -167,7 +176,7 @@ def figure_rows(done: Done, failed: Mapping[str, str]) -> list[tuple[str, ...]]:
             each.says,
             each.experiment or each.nearest or each.file,
             verdict(each),
-            failed.get(each.experiment, each.reason),
+            (missing | dict(failed)).get(each.experiment, each.reason),
         )
         for each in figures()
     ]
@@ -188,14 +197,19 @@ def counts_text(rows: Iterable[tuple[str, ...]]) -> str:
     return f"{counts.total()} claims of the papers: {shown}"
 
 
+def _devices_text(machine: Mapping[str, Any]) -> str:
+    return " and ".join(str(machine[each]) for each in ("card", "cpu") if each in machine)
+
+
 def summary_of(done: Done, failed: Mapping[str, str], *, quick: bool) -> str:
     """Return one page of Markdown: the verdicts, the papers' figures, and every quantity."""
-    machine, rows = machine_facts(settings.threads), figure_rows(done, failed)
+    rows = figure_rows(done, failed)
+    machine = machine_facts(settings.threads, "cuda" if card_count() else "cpu")
     busy = ", ".join(f"`{each.name}`" for each, found in done.items() if found.busy)
     lines = [
         "# Published claims",
         "",
-        f"Written by `caldera reproduce{' --quick' if quick else ''}` on {machine['cpu']}, "
+        f"Written by `caldera reproduce{' --quick' if quick else ''}` on {_devices_text(machine)}, "
         f"{machine['threads']} threads, load {machine['load before']} at the end, "
         f"{machine['time'][:10]}: {totals_text(done)}.",
         "Every sample is in "

@@ -13,7 +13,14 @@ from caldera.base.config import settings
 from caldera.base.file_cache import write_file
 from caldera.base.machine import card_state
 from caldera.bench.case_runner import CaseOptions
-from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
+from caldera.bench.contestants import (
+    ACCURACIES,
+    ALL_PEERS,
+    INSTALL,
+    PEERS,
+    missing_peers,
+    usual_peers,
+)
 from caldera.bench.equality import PRECISIONS, REFERENCE_PRECISION
 from caldera.bench.previous_run import (
     SLOWER,
@@ -45,7 +52,8 @@ add_flags = flags(
     flag(
         "--peers",
         metavar="NAME,...",
-        help=f"frameworks to compare with (default: {','.join(PEERS)}; '' for none)",
+        help=f"frameworks to compare with (default: {','.join(PEERS)}, and "
+        "tensorflow if installed; '' for none)",
     ),
     flag(
         "--precision",
@@ -232,7 +240,7 @@ def _options(arguments: argparse.Namespace) -> CaseOptions:
                 got=name,
                 expected="a network with a GPU benchmark: " + ", ".join(_networks()),
             )
-    peers = ",".join(PEERS) if arguments.peers is None else arguments.peers
+    peers = ",".join(usual_peers(device)) if arguments.peers is None else arguments.peers
     threads = CountOption(1).optional(arguments.threads, "--threads") or settings.threads
     if threads > settings.threads:
         raise ConfigError.build(
@@ -250,7 +258,7 @@ def _options(arguments: argparse.Namespace) -> CaseOptions:
     sizes = [] if arguments.workspace is None else arguments.workspace.split(",")
     return CaseOptions(
         works=list(dict.fromkeys(arguments.work)),
-        peers=_names("peer", PEERS, peers or None, "--peers"),
+        peers=_names("peer", PEERS if device == _CARD else ALL_PEERS, peers or None, "--peers"),
         accuracies=_accuracies(arguments, device),
         threads=threads,
         repeats=CountOption(1).optional(arguments.repeats, "--repeats"),
@@ -327,8 +335,8 @@ def _print_list(options: CaseOptions) -> None:
         text = work.description(options.device) + _precisions_text(name, options)
         print(f"  {name:<14}{text}{count}")
     print("peers")
-    missing = missing_peers(options.peers or list(PEERS))
-    for peer in options.peers or PEERS:
+    missing = missing_peers(options.peers or list(ALL_PEERS))
+    for peer in options.peers or (PEERS if options.on_card else ALL_PEERS):
         state = f"missing: {INSTALL[peer]}" if peer in missing else "here"
         print(f"  {peer:<14}{state}")
 

@@ -74,6 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
     kind = NameOption("experiment", lambda: everything)
     names = [kind.from_text(name, "caldera reproduce") for name in arguments.names]
     chosen = [everything[name] for name in names or everything]
+    for each in [each for each in chosen if each.missing]:
+        if names:
+            needed = each.missing.removeprefix("requires ")
+            raise ConfigError.build(each.name, expected=needed, got="none on this machine")
+        chosen.remove(each)
     folder = _folder(arguments.out)
     page = Path(arguments.html) if arguments.html else None
     if page is not None and not page.parent.is_dir():
@@ -118,11 +123,12 @@ def _run_all(
         tell(f"{experiment.name} ({count + 1} of {len(rest)}, about {time} left)")
         try:
             done[experiment] = run_experiment(experiment, context)
-        except CalderaError as error:
-            # A failure, for example of ranks that cannot be started, does not stop later
-            # experiments.
-            failed[experiment.name] = str(error)
-            print(f"{experiment.name} failed: {error}", end="\n\n")
+        except Exception as error:
+            # A failure, for example of ranks that cannot be started or within a peer, does not
+            # stop later experiments.
+            known = isinstance(error, CalderaError)
+            failed[experiment.name] = str(error) if known else f"{type(error).__name__}: {error}"
+            print(f"{experiment.name} failed: {failed[experiment.name]}", end="\n\n")
             continue
         except KeyboardInterrupt:
             tell(f"results of finished experiments are in {folder}: the same command continues")

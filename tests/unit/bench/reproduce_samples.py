@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from caldera.bench.reproduce.criteria import ON_GPU, claims
 from caldera.bench.reproduce.experiments.consistency import MESSAGES
 from caldera.bench.reproduce.experiments.dmath_table import OTHERS, RANKS, SEED
 from caldera.bench.reproduce.experiments.scaling import TABLE
@@ -77,6 +78,32 @@ HONEST: dict[str, Callable[[], Found]] = {
     "reductions": _sums,
     "micro-batching": lambda: {
         "3 x 3, at most 1024 KiB": {"direct": SLOW, "2 x 16 by winograd": FAST}
+    },
+    "algorithm-choice": lambda: {
+        f"{kind}, at most {size} KiB": {
+            "chosen": FAST,
+            "winograd": FAST,
+            "direct": SLOW,
+            "workspace over the limit": [0.5],
+        }
+        for kind in ("3 x 3", "5 x 5")
+        for size in (128, 1024)
+    },
+    "replication": lambda: {"mlp": {"before": SLOW, "overlapped": FAST}},
+    "cached-metadata": lambda: {
+        "first call": {"messages": [4.0], "bytes": [4000.0]},
+        "later call": {"messages": [4.0], "bytes": [200.0]},
+        "single operations": {"messages": [160.0], "bytes": [8000.0]},
+        "results": {"difference": [0.0] * 3},
+    },
+    "bench-overhead": lambda: {
+        name: {"alone": FAST, "watched": [1.01] * 9} for name in ("mlp", "4 layers")
+    },
+    "input-tuning": lambda: {"slow disk": {"best fixed": FAST, "tuned": [1.02] * 9}},
+    "search-time": lambda: {
+        "one worker": {"seconds": [4.0, 5.0, 6.0]},
+        "several workers": {"seconds": [2.5, 3.0, 3.5]},
+        "several workers, stopped early": {"seconds": [1.5, 2.0, 2.5]},
     },
     "consistency": lambda: {n: {"accuracy": SEEDS, "seconds": FAST} for n in CONSISTENCY},
     "messages": lambda: {
@@ -227,6 +254,50 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
             each.pop("direct") for each in found.values()
         ],
     },
+    "algorithm-choice": {
+        "the slower one is chosen": _each("chosen", SLOW),
+        "20% slower": _in("3 x 3, at most 128 KiB", "chosen", [1.2] * 9),
+        "more than the limit": _in("5 x 5, at most 128 KiB", "workspace over the limit", [1.5]),
+        "memory unknown": _each("workspace over the limit", [float("nan")]),
+        "nothing to choose": lambda found: [each.pop("direct") for each in found.values()],
+    },
+    "replication": {
+        "no gain": _each("overlapped", SLOW),
+        "slower": _each("overlapped", [2.5] * 9),
+        "noise": _each("overlapped", [1.0, 4.0, 1.5, 3.5, 2.0, 1.2, 3.0, 2.5, 1.8]),
+        "ranks crashed": _each("overlapped", []),
+        "not run": dict.clear,
+    },
+    "cached-metadata": {
+        "an order for each operation": _in("later call", "messages", [160.0]),
+        "sent again": _in("later call", "bytes", [4000.0]),
+        "as many bytes as single operations": _in("single operations", "bytes", [220.0]),
+        "another result": _in("results", "difference", [0.0, 0.1, 0.0]),
+        "a result that is no number": _in("results", "difference", [0.0, float("nan"), 0.0]),
+        "no orders counted": _in("later call", "bytes", [float("nan")]),
+    },
+    "bench-overhead": {
+        "10%": _each("watched", [1.1] * 9),
+        "10% on one network": _in("mlp", "watched", [1.1] * 9),
+        "a network is missing": lambda found: found.pop("mlp"),
+        "crashed": _in("4 layers", "watched", []),
+    },
+    "input-tuning": {
+        "80% of the rate": _in("slow disk", "tuned", [1.25] * 9),
+        "noise": _in("slow disk", "tuned", [1.0, 1.4, 0.9, 1.5, 1.1, 1.3, 0.8, 1.2, 1.0]),
+        "crashed": _in("slow disk", "tuned", []),
+        "not run": dict.clear,
+    },
+    "search-time": {
+        "no gain": _in("several workers", "seconds", [4.0, 5.0, 6.0]),
+        "slower for a seed": _in("several workers", "seconds", [2.5, 5.5, 3.5]),
+        "slower if stopped": _in("several workers, stopped early", "seconds", [5.0, 6.0, 7.0]),
+        "never reached": _in("several workers, stopped early", "seconds", [1.5, float("inf"), 2.5]),
+        "a search crashed": _in("several workers", "seconds", [2.5]),
+        "one seed": lambda found: [
+            each.update(seconds=each["seconds"][:1]) for each in found.values()
+        ],
+    },
     "consistency": {
         "one model does not converge": _in("gossip, ring", "accuracy", LOWER),
         "one seed": lambda found: [
@@ -334,6 +405,11 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
     },
 }
 assert OTHERS
+for _kinds in (HONEST, CONTRADICTING):
+    # Claims on a GPU have the criteria and samples of those on a CPU.
+    _kinds |= {
+        name: _kinds[name.removesuffix(ON_GPU)] for name in claims() if name.endswith(ON_GPU)
+    }
 
 
 def contradicted(name: str, change: str) -> Found:

@@ -78,7 +78,7 @@ def test_precisions_of_the_cpu_can_be_chosen() -> None:
         (["mlp", "--settings", "fit"], "--settings: expected --device cuda with it"),
         (["mlp", "--device", "cuda", "--precision", "half"], "--precision: expected a precision"),
         (["mlp", "--device", "cuda", "--accuracy", "fast"], "--accuracy: expected --device cpu"),
-        (["mlp", "--device", "cuda", "--peers", "tensorflow"], "--peers: expected a peer"),
+        (["mlp", "--device", "cuda", "--peers", "mxnet"], "--peers: expected a peer"),
         (["mlp", "--limit", "0"], "--limit: expected an integer >= 1"),
     ],
 )

@@ -82,7 +82,7 @@ def test_an_unknown_framework_is_refused() -> None:
     def rule() -> reference.ReferenceSGD:
         return reference.ReferenceSGD(0.1)
 
-    for name in ("tensorflow", "trch"):
+    for name in ("mxnet", "trch"):
         with pytest.raises(ConfigError, match="expected one of reference, caldera, torch, jax"):
             levels.validate_optimizer(rule, rule, framework=name)
         with pytest.raises(ConfigError, match="got"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -159,6 +160,43 @@ def test_an_experiment_that_fails_leaves_the_others_alone(
     summary = (tmp_path / "reproduce-all.md").read_text()
     assert "| fusion | failed to run | 2 ranks: expected" in summary
     assert not (tmp_path / "reproduce-fusion.md").exists()
+
+
+def test_experiments_on_a_gpu_are_left_out_without_one(
+    caldera: Caldera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu = replace(MADE, claim=replace(MADE.claim, name="made-gpu", device="cuda"))
+    both = {"made": MADE, "made-gpu": on_gpu}
+    monkeypatch.setattr(command, "find_experiments", lambda: both)
+    monkeypatch.setattr(frame, "card_count", lambda: 0)
+    assert caldera("reproduce", "--out", tmp_path).status == 0
+    assert RUNS == ["made"]
+    summary = (tmp_path / "reproduce-all.md").read_text()
+    assert "| mixed-precision-gpu | not here | requires a GPU |" in summary
+    refused = caldera("reproduce", "made-gpu", "--out", tmp_path)
+    assert refused.status != 0
+    assert "made-gpu: expected a GPU, got none" in refused.err
+
+
+def test_an_error_within_a_peer_does_not_end_the_run(
+    caldera: Caldera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(context: ExperimentContext) -> Measurement:
+        raise RuntimeError("out of memory")
+
+    broken = replace(MADE, measure=fails)
+    monkeypatch.setattr(command, "find_experiments", lambda: {"broken": broken, "made": MADE})
+    done = caldera("reproduce", "--out", tmp_path)
+    assert done.status == 1
+    assert "made failed: RuntimeError: out of memory" in done.out
+    assert RUNS == ["made"]
+
+
+def test_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    times = in_turns({"a": lambda: None}, 2, least=1e-5, most=0.0, wait=lambda: waits.append(""))
+    assert len(times["a"]) == 2
+    assert len(waits) >= 3, "once while calls are counted, and at the end of each turn"
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def messages(context: ExperimentContext) -> Measurement:
     made: dict[str, Callable[[], Scheme]] = {_WHOLE: AllReduce}
     for name, compression in MESSAGES.items():
         made[name] = lambda each=compression: Compressed(each())  # type: ignore[misc]
-    epochs, seeds = (6, 2) if context.quick else (20, 5)
+    epochs, seeds = (6, 2) if context.quick else (20, 3)
     splits = _samples()
     lines, samples = {}, {}
     for name, make in made.items():

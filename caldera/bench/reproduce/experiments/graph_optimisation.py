@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera import data, nn, op
-from caldera.bench.reproduce.criteria import LEAST_TURNS, Findings, Quantity
+from caldera.bench.reproduce.criteria import Findings, Quantity
 from caldera.bench.reproduce.experiment import (
     ExperimentContext,
     Measurement,
@@ -16,12 +16,14 @@ from caldera.bench.reproduce.experiment import (
     Samples,
     experiment,
 )
-from caldera.bench.timing import in_turns
 from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
 from caldera.train.neural_network import NeuralNetwork
 
-CHAIN_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
+CHAIN_SIZES = {
+    "cpu": (1 << 12, 1 << 16, 1 << 20, 1 << 22),
+    "cuda": (1 << 20, 1 << 22, 1 << 24, 1 << 26),
+}
 SMALL = 1 << 14
 """Number of values that fit into the L1 cache, where fusion has no advantage."""
 _DIFFERENCE, _KERNELS = "difference", "kernels"
@@ -62,39 +64,31 @@ def fusion_findings(samples: Samples) -> Findings:
 @experiment("fusion", fusion_findings)
 def fusion(context: ExperimentContext) -> Measurement:
     """Time a chain of element-wise operations with fusion and without, over sizes."""
-    samples = {}
-    for size in CHAIN_SIZES[:3] if context.quick else CHAIN_SIZES:
+    samples, sizes = {}, CHAIN_SIZES[context.device]
+    for size in sizes[:3] if context.quick else sizes:
         context.tell(f"{size} numbers")
-        x = op.var("x", (size,), fill=np.linspace(-2, 2, size, dtype=np.float32), device="cpu")
+        x = context.variable(np.linspace(-2, 2, size, dtype=np.float32))
         y = op.sigmoid(op.tanh(x * 0.5 + 1.0) * x - op.exp(-op.square(x)))
         plans = {"before": compile([y], without=["fuse"]), "fused": compile([y])}
         before, fused = (plan.run()[0].numpy() for plan in plans.values())
         samples[str(size)] = {
-            **timed(plans),
+            **context.in_turns({name: plan.run for name, plan in plans.items()}),
             _DIFFERENCE: [float(np.abs(before - fused).max())],
             _KERNELS: [float(_kernels(plans["fused"]))],
         }
     return Measurement(
         samples,
         [Plot("A chain of eight", "numbers", "us", best_times(samples, 1e6), log=True)],
-        [
-            *context.skipped(f"{CHAIN_SIZES[-1]} numbers"),
-            "half precision on tensor cores (requires a GPU)",
-        ],
+        context.skipped(f"{sizes[-1]} numbers"),
     )
-
-
-def timed(plans: Mapping[str, Plan]) -> dict[str, list[float]]:
-    """Return the times of plans, in interleaved turns."""
-    return in_turns({name: plan.run for name, plan in plans.items()}, LEAST_TURNS)
 
 
 def _kernels(plan: Plan) -> int:
     return len(plan.explain(time=False).rows)
 
 
-LAYER_SIZES = (128, 512, 1024)
-BATCH = 256
+LAYER_SIZES = {"cpu": (128, 512, 1024), "cuda": (1024, 2048, 4096)}
+BATCH = {"cpu": 256, "cuda": 4096}
 _FUSING = ("fuse", "epilogue")
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "before": {"without": _FUSING},
@@ -128,12 +122,14 @@ def mixed_precision_findings(samples: Samples) -> Findings:
 @experiment("mixed-precision", mixed_precision_findings)
 def mixed_precision(context: ExperimentContext) -> Measurement:
     """Time two dense layers and their gradients, compiled in four ways."""
-    samples = {}
-    for size in LAYER_SIZES[:2] if context.quick else LAYER_SIZES:
+    samples, sizes = {}, LAYER_SIZES[context.device]
+    for size in sizes[:2] if context.quick else sizes:
         context.tell(f"layers of {size}")
-        plans = {name: compile(_step(size), **options) for name, options in METHODS.items()}
+        plans = {
+            name: compile(_step(context, size), **options) for name, options in METHODS.items()
+        }
         values = {name: plan.run()[0].numpy() for name, plan in plans.items()}
-        found = timed(plans)
+        found = context.in_turns({name: plan.run for name, plan in plans.items()})
         largest = float(np.abs(values["before"]).max())
         for name, value in values.items():
             apart = float(np.abs(value - values["before"]).max()) / largest
@@ -143,18 +139,17 @@ def mixed_precision(context: ExperimentContext) -> Measurement:
     plot = Plot(
         "Two dense layers and their gradients", "units", "ms", best_times(samples, 1e3), log=True
     )
-    left = [*context.skipped(f"layers of {LAYER_SIZES[-1]}"), "tensor cores (require a GPU)"]
-    return Measurement(samples, [plot], left)
+    return Measurement(samples, [plot], context.skipped(f"layers of {sizes[-1]}"))
 
 
-def _step(size: int) -> list[Expr]:
+def _step(context: ExperimentContext, size: int) -> list[Expr]:
     draw = np.random.default_rng(0)
 
     def made(name: str, *shape: int) -> Expr:
         values = (draw.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32)
-        return op.var(name, shape, fill=values, device="cpu")
+        return context.variable(values, name)
 
-    x, w, b = made("x", BATCH, size), made("w", size, size), made("b", size)
+    x, w, b = made("x", BATCH[context.device], size), made("w", size, size), made("b", size)
     v = made("v", size, size)
     hidden = op.sigmoid(x @ w + b)
     return [hidden, *op.grad(op.mean(op.square(op.tanh(hidden @ v) - x)), [w, b, v])]

@@ -10,17 +10,18 @@ import numpy as np
 from caldera import op
 from caldera.base.config import settings
 from caldera.base.registry import optional_import
-from caldera.bench.reproduce.criteria import LEAST_TURNS, Findings, Quantity
+from caldera.bench.reproduce.criteria import Findings, Quantity
 from caldera.bench.reproduce.experiment import (
     ExperimentContext,
     Measurement,
     Plot,
     Samples,
+    Times,
     experiment,
 )
-from caldera.bench.timing import in_turns
-from caldera.compiler.lazy import Expr, Variable, compile
+from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
+from caldera.core.memory import device as find_device
 from caldera.kernels.table import TABLE
 from caldera.kernels.tuning.choice_store import ORACLE
 from caldera.kernels.tuning.choose import choices
@@ -47,7 +48,7 @@ def product_findings(samples: Samples) -> Findings:
 
 @experiment("products", product_findings)
 def products(context: ExperimentContext) -> Measurement:
-    """Time matrix products of one size, batched and sequential."""
+    """Time batched and sequential matrix products."""
     sizes = QUICK_PRODUCTS if context.quick else PRODUCT_SIZES
     samples = {}
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -55,13 +56,14 @@ def products(context: ExperimentContext) -> Measurement:
         context.tell(f"{size} x {size}")
         count = max(2, NUMBERS // size**2)
         (values,) = _drawn((count, size, size))
-        batched, single = (compile([each @ each]) for each in map(_filled, (values, values[0])))
+        given = map(context.variable, (values, values[0]))
+        batched, single = (compile([each @ each]) for each in given)
 
         def loop(run=single.run, count=count):  # type: ignore[no-untyped-def]
             for _ in range(count):
                 run()
 
-        found = in_turns({"batched": batched.run, "single": loop}, LEAST_TURNS)
+        found = context.in_turns({"batched": batched.run, "single": loop})
         samples[str(size)] = found
         work = 2.0 * count * size**3 / 1e9
         for name, times in found.items():
@@ -87,7 +89,8 @@ def factorisations(context: ExperimentContext) -> Measurement:
     """Compare the times of SVD and of a 3-D Fourier transform with LAPACK's and NumPy's."""
     size, cube = (128, 32) if context.quick else (512, 128)
     matrix, volume = _drawn((size, size), (cube, cube, cube))
-    svd, fft = compile(list(op.svd(_filled(matrix)))), compile([op.fftn(_filled(volume))])
+    svd = compile(list(op.svd(context.variable(matrix))))
+    fft = compile([op.fftn(context.variable(volume))])
     context.tell(f"SVD of {size}, FFT of {cube}^3")
     u, s, vt = (each.numpy() for each in svd.run())
     apart = float(np.abs(u * s @ vt - matrix).max() / np.abs(matrix).max())
@@ -98,9 +101,9 @@ def factorisations(context: ExperimentContext) -> Measurement:
         "FFT": lambda: np.fft.fftn(volume),
     }
     samples = {
-        "svd": in_turns({"SVD": svd.run, "LAPACK": libraries["SVD"]}, LEAST_TURNS)
+        "svd": context.in_turns({"SVD": svd.run, "LAPACK": libraries["SVD"]})
         | {"difference": [apart]},
-        "fft": in_turns({"FFT": fft.run, "NumPy": libraries["FFT"]}, LEAST_TURNS)
+        "fft": context.in_turns({"FFT": fft.run, "NumPy": libraries["FFT"]})
         | {"difference": [far]},
     }
     left = [*context.skipped("sizes 512 and 128^3"), "1024^3 on many GPUs"]
@@ -136,7 +139,7 @@ def reductions(context: ExperimentContext) -> Measurement:
         lines: dict[str, list[tuple[float, float]]] = {}
         for size in sizes:
             context.tell(f"{name}, {size}")
-            samples[f"{name}, {size}"] = found = _times(size, axis)
+            samples[f"{name}, {size}"] = found = _times(context, size, axis)
             for way, times in found.items():
                 lines.setdefault(way, []).append((float(size), 1e6 * min(times)))
         plots.append(Plot(name, "rows and columns", "us", lines, log=True))
@@ -144,10 +147,10 @@ def reductions(context: ExperimentContext) -> Measurement:
     return Measurement(samples, plots, [*left, "MAGMA and cuBLAS on a GPU"])
 
 
-def _times(size: int, axis: int) -> dict[str, list[float]]:
+def _times(context: ExperimentContext, size: int, axis: int) -> Times:
     (array,) = _drawn((size, size))
     ones = np.ones(size, np.float32)
-    x, one = _filled(array), _filled(ones[:, None])
+    x, one = map(context.variable, (array, ones[:, None]))
     ways: dict[str, Callable[[], object]] = {
         "our kernels": compile([op.sum(x, axis=axis)]).run,
         "product with ones": compile([op.matmul(x, one, transpose_a=axis == 0)]).run,
@@ -157,15 +160,23 @@ def _times(size: int, axis: int) -> dict[str, list[float]]:
     if find_spec("torch") is not None:
         there = optional_import("torch", "torch", "caldera reproduce").from_numpy(array)
         ways["PyTorch's sum"] = lambda: there.sum(dim=axis)
-    return in_turns(ways, LEAST_TURNS)
+    return context.in_turns(ways)
 
 
-SHAPES = {"3 x 3, 64 channels of 28": (64, 64, 28, 3), "5 x 5, 64 channels of 27": (64, 64, 27, 5)}
-"""Batch, channels, pixels, kernel: as in VGG, and AlexNet's second layer."""
-LIMITS = (1 << 30, 1 << 20, 1 << 18, 1 << 17, 1 << 16, 1 << 15)
+SHAPES = {"3 x 3, 64 channels of 28": (64, 28, 3), "5 x 5, 64 channels of 27": (64, 27, 5)}
+"""Channels, pixels, kernel: as in VGG, and AlexNet's second layer."""
+IMAGES = {"cpu": 64, "cuda": 256}
+LIMITS = {
+    "cpu": (1 << 20, 1 << 30, 1 << 19, 1 << 18),
+    "cuda": (1 << 26, 1 << 30, 1 << 29, 1 << 23),
+}
+"""Bytes; a quick run has the first two."""
 SLICED = " by "
 """In the name of a division of a batch, as in `2 x 16 by winograd 2x2`."""
 _EQUAL = 1e-3
+_CHOSEN, _SHARE = "chosen", "workspace over the limit"
+_TUNING_S = 60.0
+"""Seconds for timing kernels, which earlier experiments would otherwise have used up."""
 
 
 def micro_batching_findings(samples: Samples) -> Findings:
@@ -195,19 +206,20 @@ def micro_batching_findings(samples: Samples) -> Findings:
 @experiment("micro-batching", micro_batching_findings)
 def micro_batching(context: ExperimentContext) -> Measurement:
     """Time the kernels that a workspace limit allows, on the whole batch and on micro-batches."""
-    shapes = list(SHAPES.items())[: 1 if context.quick else 2]
-    limits = LIMITS[::2] if context.quick else LIMITS
+    few = context.quick and context.device == "cpu"
+    shapes = list(SHAPES.items())[: 1 if few else 2]
+    limits = LIMITS[context.device][: 2 if context.quick else None]
     plots = []
     samples: dict[str, dict[str, list[float]]] = {}
     for name, shape in shapes:
-        expression = _convolution(*shape)
+        expression = _convolution(context, *shape)
         lines: dict[str, list[tuple[float, float]]] = {"whole batch": [], "micro-batches": []}
         for limit in limits:
             case = f"{name}, at most {limit >> 10} KiB"
             context.tell(case)
             with settings.override(workspace_limit=limit):
-                plans = _plans(expression)
-                found = in_turns({each: plan.run for each, plan in plans.items()}, LEAST_TURNS)
+                plans = _plans(expression, find_device(context.device).kernels)
+                found = context.in_turns({each: plan.run for each, plan in plans.items()})
             samples[case] = found
             for label, kernels in {
                 "micro-batches": found,
@@ -217,25 +229,62 @@ def micro_batching(context: ExperimentContext) -> Measurement:
                 if times:
                     lines[label].append((limit / 2**20, 1e3 * min(times)))
         plots.append(Plot(name, "MiB of workspace", "ms", lines, log=True))
-    left = [*context.skipped("5 x 5, half of the limits"), "cuDNN's kernels (require a GPU)"]
+    left = context.skipped(*["5 x 5"] * few, "two of four limits")
     return Measurement(samples, plots, left)
 
 
-def _convolution(batch: int, channels: int, pixels: int, kernel: int) -> Expr:
-    shapes = (batch, channels, pixels, pixels), (channels, channels, kernel, kernel)
-    x, w = map(_filled, _drawn(*shapes))
+def choice_findings(samples: Samples) -> Findings:
+    """Compare the chosen kernel with the fastest one, and its memory with the limit."""
+    found: dict[str, dict[str, Quantity]] = {"fastest": {}, "within": {}}
+    for case, times in samples.items():
+        rivals = [each for name, each in times.items() if name not in (_CHOSEN, _SHARE) and each]
+        if len(rivals) > 1:
+            fastest = min(rivals, key=min)
+            found["fastest"][case] = Quantity.speedup(times[_CHOSEN], fastest)
+        found["within"][case] = Quantity.largest(times[_SHARE])
+    return found
+
+
+@experiment("algorithm-choice", choice_findings)
+def algorithm_choice(context: ExperimentContext) -> Measurement:
+    """Compare the times of the chosen convolution and of each kernel that a limit allows."""
+    samples = {}
+    for name, shape in SHAPES.items():
+        expression = _convolution(context, *shape)
+        for limit in LIMITS[context.device][:2]:
+            case = f"{name}, at most {limit >> 10} KiB"
+            context.tell(case)
+            with settings.override(workspace_limit=limit, tune_budget_s=_TUNING_S):
+                plans = _plans(expression, find_device(context.device).kernels)
+                times = context.in_turns({each: plan.run for each, plan in plans.items()})
+                chosen, *_ = plans
+                steps = plans[chosen].schedule.steps
+                bytes_taken = sum(
+                    step.kernel.workspace(step.node)
+                    for step in steps
+                    if step.node.op.name == "conv2d"
+                )
+            samples[case] = {_CHOSEN: times[chosen], **times, _SHARE: [bytes_taken / limit]}
+    return Measurement(samples, left_out=["limits too small for any kernel"])
+
+
+def _convolution(context: ExperimentContext, channels: int, pixels: int, kernel: int) -> Expr:
+    images = (IMAGES[context.device], channels, pixels, pixels)
+    x, w = map(context.variable, _drawn(images, (channels, channels, kernel, kernel)))
     return op.conv2d(x, w, padding=kernel // 2)
 
 
-def _plans(expression: Expr) -> dict[str, Plan]:
+def _plans(expression: Expr, family: str) -> dict[str, Plan]:
     """Return the plan chosen within the limit, and a plan for each allowed kernel, by name."""
     found = dict([_named(compile([expression]))])
-    for kernel in TABLE.kernels("conv2d", "cpu"):
-        choices.fix("conv2d", kernel.name, optional=True)
+    for kernel in TABLE.kernels("conv2d", family):
+        if kernel.name == ORACLE:
+            continue
+        choices.fix("conv2d", kernel.name, family, optional=True)
         try:
             used, plan = _named(compile([expression]))
         finally:
-            choices.unfix("conv2d")
+            choices.unfix("conv2d", family)
         if used == kernel.name or used.endswith(f"{SLICED}{kernel.name}"):
             found.setdefault(used, plan)
     results = [plan.run()[0].numpy() for plan in found.values()]
@@ -246,6 +295,9 @@ def _plans(expression: Expr) -> dict[str, Plan]:
 
 def _named(plan: Plan) -> tuple[str, Plan]:
     """Return the kernel of a plan's convolution, and the plan."""
+    # The second run of a plan makes its final choice of kernels.
+    for _ in range(2):
+        plan.run()
     rows = plan.explain(time=False).rows
     return next(row.kernel for row in rows if row.op.startswith("conv2d")), plan
 
@@ -253,7 +305,3 @@ def _named(plan: Plan) -> tuple[str, Plan]:
 def _drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
     draw = np.random.default_rng(0)
     return [draw.standard_normal(shape).astype(np.float32) for shape in shapes]
-
-
-def _filled(values: np.ndarray) -> Variable:
-    return op.var("given", values.shape, fill=values, device="cpu")
