@@ -99,6 +99,8 @@ class Links:
             "CALDERA_RESTART": "0",
             "OPENBLAS_NUM_THREADS": "1",
             "PRTE_MCA_plm_ssh_agent": str(agent),
+            # Open MPI 4 has another name for it.
+            "OMPI_MCA_plm_rsh_agent": str(agent),
             **variables,
         }
         hosts = ",".join(f"{host}:1" for host in self._hosts)
@@ -122,7 +124,13 @@ def missing() -> str:
     if os.geteuid() != 0:
         return "making network namespaces takes root"
     absent = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
-    return f"{', '.join(absent)} not found" if absent else ""
+    if absent:
+        return f"{', '.join(absent)} not found"
+    try:
+        with Links(1, "1gbit"):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)}: {error.stderr.decode(errors='replace').strip()}"
 
 
 def _do(command: str) -> None:

@@ -35,8 +35,13 @@ def setting_of(facts: dict[str, Any], found: dict[str, Any], place: str, ranks: 
     wire, seen = Wire(**found["link"]), found["compute"]["times"]
     compute = Compute(**seen | {"points": tuple(map(tuple, seen["points"]))})
     codes = {}
+    # Encoding was timed in seconds of a core, and a rank had a share of a core.
+    slower = 1 / found["compute"]["share"]
     for name, code in default_codecs(wire).items():
-        few, many = (CodecSeconds(**each) for each in facts["encoding"][name])
+        few, many = (
+            CodecSeconds(each["ranks"], each["a_value"] * slower, each["a_rank"] * slower)
+            for each in facts["encoding"][name]
+        )
         codes[name] = replace(code, few=few, many=many)
     # Namespaces are machines to MPI, but all of them share the cores of this one.
     per_node, share = (ranks, cores) if place == SHARED else (1, cores / ranks)

@@ -8,8 +8,9 @@ planner is measured: the compute time of a rank beside the other ranks (at most 
 link between two ranks, and the time of encoding. Then strategies train as `fit` does, in shared
 memory and, given root, `ip` and `tc`, in network namespaces with a link for each rank. Except for
 encoding, the calibration is repeated every few strategies, because other programs change the speed
-of a machine. Encoding is measured in seconds of a core; the share of a core that a rank had is
-recorded. The time of a step is the slowest rank's; bytes are counted on the busiest rank.
+of a machine. Encoding is measured in seconds of a core, and `plan_check.py` divides it by the share
+of a core that a rank had. The time of a step is the slowest rank's; bytes are counted on the
+busiest rank.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare training on 2 to 16 ranks with PyTorch's DDP, FSDP and pipelines, interleaved.
 
     python benchmarks/distributed/ranks_torch.py --torch PYTHON [--quick] [--ranks 2,4,8,16]
-        [--links memory,1gbit,100mbit] [--out ranks-$(uname -m).md]
+        [--links memory,1gbit,100mbit] [--most-seconds 250] [--out ranks.md] [--json ranks.json]
 
 The MLP of the MagmaDNN paper, ResNet-20 and a small GPT train with the same global batch and
 initial weights, by SGD with momentum. `DataParallel()` is compared with DDP, `Sharded(3)` with
@@ -12,14 +12,18 @@ gloo. Each rank has its share of the cores and one thread. Both jobs stay alive,
 while the other computes. A time is the median over turns of the mean step.
 
 On the default link, `memory`, messages use the fastest transport within the machine. Links with a
-rate (see links.py) require root, `ip` and `tc`. `--quick` takes less than 8 minutes, and names
-the cases that it skips. Batch normalisation differs: Caldera's statistics are of the global
-batch, DDP's and FSDP's of a rank's part.
+rate (see links.py) require root, `ip` and `tc`; without them `memory` is measured instead.
+`--most-seconds` is divided among links and numbers of ranks, and the page names the cases that are
+skipped; `--quick` takes two short turns and less than 8 minutes. `--json` has every turn.
+
+Batch normalisation differs: Caldera's statistics are of the global batch, DDP's and FSDP's of a
+rank's part.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import platform
@@ -30,7 +34,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -126,8 +130,11 @@ class Job:
         while (found := turns.result(case, turn)) is None:
             stuck = time.monotonic() > ends
             if stuck or any(each.poll() is not None for each in self.processes):
-                lines = [line for line in self.log.read_text().splitlines() if "Error" in line]
-                raise TurnFailedError(f"{self.framework}: {(lines or ['stuck'])[0].strip()}")
+                text = self.log.read_text().splitlines()
+                lines = [line for line in text if "Error" in line]
+                # A job that has ended may report the reason in other words.
+                lines += ["stuck"] if stuck else [line for line in text if line]
+                raise TurnFailedError(f"{self.framework}: {(lines or ['ended'])[0].strip()}")
             time.sleep(shared.POLL_S)
         return float(found)
 
@@ -280,7 +287,9 @@ def main() -> None:
     options.add_argument("--turns", type=int, default=5)
     options.add_argument("--steps", type=int, default=8, help="of a turn")
     options.add_argument("--quick", action="store_true", help="two short turns, under 8 minutes")
+    options.add_argument("--most-seconds", type=float, help="after which no case is started")
     options.add_argument("--out", type=Path)
+    options.add_argument("--json", type=Path)
     given = options.parse_args()
     began, load = time.monotonic(), os.getloadavg()[0]
     turns, steps = (2, 4) if given.quick else (given.turns, given.steps)
@@ -298,17 +307,18 @@ def main() -> None:
         links = [MEMORY]
     settings = [(int(ranks), link) for link in links for ranks in given.ranks.split(",")]
     rows: list[Row] = []
+    most = given.most_seconds or (QUICK_S if given.quick else math.inf)
     for left, (ranks, link) in zip(range(len(settings), 0, -1), settings, strict=True):
-        ends = math.inf
-        if given.quick:
-            now = time.monotonic()
-            ends = now + max(0.0, began + QUICK_S - now) / left
+        now = time.monotonic()
+        ends = now + max(0.0, began + most - now) / left
         rows += on_ranks(ranks, link, cases, given.torch, ends)
     page = report(rows, given.torch, began, load)
     page += f"\n\nLinks were not measured: {lacks}.\n" if lacks else "\n"
     print(f"\n{page}")
     if given.out is not None:
         given.out.write_text(page)
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 
 if __name__ == "__main__":
