@@ -254,7 +254,7 @@ data.Shards.* data.Share.* data.Tokenizer.check data.Tokenizer.from_plain
 dmath.*.of dmath.Distribution.* dmath.Layout.* dmath.Session.*
 nn.*.bias_outside nn.*.check_groups nn.*.continued nn.*.convolve nn.*.function nn.*.operation
 nn.*.first_bias nn.*.first_states nn.*.make_weights nn.*.pool nn.*.take nn.*.remembered
-nn.*.along nn.*.drawn nn.*.merge nn.*.noisy nn.*.windows nn.losses.*
+nn.IntervalLoss.* nn.*.along nn.*.drawn nn.*.merge nn.*.noisy nn.*.windows nn.losses.*
 nn.*.step nn.*.weight_shape nn.CTCLoss.* nn.Context.* nn.EnsembleLoss.* nn.SkipGram.* nn.metrics.*
 nn.models.GPT.embedded nn.models.GPT.scores onnx.Backend.* onnx.ImportedModel.*
 optim.*.check_argument
