@@ -111,15 +111,15 @@ def _distinct(dtype: str) -> dict[Any, tuple[Node, tuple[np.ndarray, ...]]]:
 
 
 def _arrangements(node: Node, number: int, dtype: str) -> list[Arrange]:
-    """All of them; for an element-wise op, in float32 dense and one of the others in turn, else one
-    in turn. All its loops read their operands by the same lines, which test_elementwise meets in
-    every layout, and each would be compiled for each way to read them."""
+    """All of them in float32, else dense and one of the others in turn; for an element-wise op, in
+    float32 dense and one of the others in turn, else one in turn. All its loops read their operands
+    by the same lines, which test_elementwise meets in every layout, and each would be compiled for
+    each way to read them."""
     every = list(LAYOUTS.values())
+    two = [every[0], every[1 + number % (len(every) - 1)]]
     if node.op.kind != "elementwise":
-        return every
-    if dtype != "float32":
-        return [every[number % len(every)]]
-    return [every[0], every[1 + number % (len(every) - 1)]]
+        return every if dtype == "float32" else two
+    return two if dtype == "float32" else [every[number % len(every)]]
 
 
 def _is_due(kernel: Kernel, node: Node, number: int, dtype: str, checked: set[Any]) -> bool:
@@ -176,8 +176,14 @@ def _check_all(plain: Node, at_least: int = 1) -> None:
                 check_kernel(kernel, node, tuple(arrange(array) for array in inputs))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize(
+    ("setting", "dtype"),
+    [
+        pytest.param(setting, dtype, id=f"{setting.name}-{dtype}")
+        for number, setting in enumerate(SETTINGS)
+        for dtype in ("float32", DTYPES[1 + number % 3])
+    ],
+)
 def test_convolutions(setting: Any, dtype: str) -> None:
     x, w, g = (
         parameter(index, Spec(shape, BY_NAME[dtype]))

@@ -318,8 +318,13 @@ def test_a_body_may_write_and_reduce(shape: tuple[int, ...], arrange: Arrange) -
 # --- positions
 
 
-@pytest.mark.parametrize("arrange", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool"])
+@pytest.mark.parametrize(
+    ("dtype", "arrange"),
+    [
+        *[("float32", arrange) for arrange in LAYOUTS],
+        *zip(["float16", "int64", "uint8", "bool"], LAYOUTS, strict=True),
+    ],
+)
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_positions_are_the_first_among_equals(name: str, dtype: str, arrange: Arrange) -> None:
     for shape in ((1,), (45,), (3, 17), (2, 19, 3), (4, 1, 6)):
