@@ -26,29 +26,36 @@ JOBS = "cli/job_scripts.py"
 """Writes the flags of batch systems."""
 
 
+KINDS = (ast.Expr, ast.JoinedStr, ast.Constant, ast.FunctionDef, ast.ClassDef)
+
+
+@cache
+def nodes() -> dict[str, list[ast.AST]]:
+    """The nodes of these kinds of each file: it is read and walked through once."""
+    return {
+        str(path.relative_to(PACKAGE)): [
+            node
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, KINDS)
+        ]
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
 @cache
 def texts() -> list[tuple[str, str]]:
     """The texts of the package that are no docstrings, with their files."""
-    return [
-        (str(path.relative_to(PACKAGE)), text)
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for text in _texts(ast.parse(path.read_text(encoding="utf-8")))
-    ]
+    return [(file, text) for file, found in nodes().items() for text in _texts(found)]
 
 
-def _texts(tree: ast.Module) -> Iterator[str]:
+def _texts(found: list[ast.AST]) -> Iterator[str]:
     alone = {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in found
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    parts = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in node.values
-    }
-    for node in ast.walk(tree):
+    parts = {id(part) for node in found if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in found:
         if isinstance(node, ast.JoinedStr):
             yield "".join(
                 str(p.value) if isinstance(p, ast.Constant) else "{}" for p in node.values
@@ -75,8 +82,8 @@ def arguments() -> dict[str, set[str]]:
     """The arguments of each function, and of each class with the fields of its bases; `**` for
     any."""
     found: dict[str, set[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for inside in nodes().values():
+        for node in inside:
             if isinstance(node, ast.FunctionDef):
                 given = node.args
                 names = {each.arg for each in (*given.args, *given.kwonlyargs)}
