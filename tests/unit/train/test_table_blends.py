@@ -211,7 +211,7 @@ def homes() -> tuple[cd.data.Dataset, cd.TableRun]:
     area, city = random.uniform(20, 200, 90), random.choice(["Oslo", "Roma"], 90)
     price = np.exp(area / 60 + (city == "Oslo") + 0.1 * random.normal(size=90)) * 1000
     found = cd.data.table({"area": area, "city": city, "price": price}, "price")
-    return found, cd.train_table(found, seconds=3)
+    return found, cd.train_table(found, seconds=0.5)
 
 
 def test_a_skewed_target_is_learnt_as_its_logarithm(
@@ -242,7 +242,7 @@ def test_classes_with_weights_folds_and_gaps() -> None:
     table = {"a": x[:, 0], "b": x[:, 1], "kind": kind}
     found = cd.data.table(table, "kind", test=0)
     folds = np.arange(80) % 3
-    run = cd.train_table(found, seconds=1, folds=folds, class_weights="balanced")
+    run = cd.train_table(found, seconds=0.3, folds=folds, class_weights="balanced")
     assert set(run.folds) == {0, 1, 2}
     assert run.predictions.shape == (80, 2)
     assert np.allclose(run.predictions.sum(axis=1), 1, atol=1e-5)
