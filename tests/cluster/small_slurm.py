@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "sinfo")
-START_S = 20.0
+START_S = 120.0
 _CONFIGURATION = """\
 ClusterName=caldera
 SlurmctldHost={host}(127.0.0.1)

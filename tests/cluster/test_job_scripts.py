@@ -16,7 +16,7 @@ from tests.mpi.conftest import ROOT, run_in_session
 
 pytestmark = pytest.mark.cluster
 CALDERA = [sys.executable, "-m", "caldera"]
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 TRAINING = """
 import os, time
 import numpy as np

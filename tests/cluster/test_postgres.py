@@ -19,7 +19,7 @@ import pytest
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 TRIALS = 40
 PROGRAM = f"""
 import os, sys, time

@@ -20,10 +20,12 @@ from caldera.comm.supervision import launch
 
 JOBS = Path(__file__).parent / "jobs"
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 120
-"""A job that takes longer hangs: the longest takes a few seconds on an idle machine."""
-MOST_S = 10
-"""From the failure of a rank to the end of all of them."""
+PATIENCE_S = 300
+"""A job that takes longer hangs: the longest takes twenty seconds on an idle machine, and took more
+than two minutes beside fifteen other processes."""
+MOST_S = 60
+"""From the failure of a rank to the end of all of them: a tenth of it on an idle machine, and half
+of the time after which ranks that wait for another give up."""
 
 Job = Callable[..., subprocess.CompletedProcess[str]]
 

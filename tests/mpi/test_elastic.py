@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from caldera.comm.mpi_library import find_launcher
-from tests.mpi.conftest import JOBS, ROOT, run_in_session
+from tests.mpi.conftest import JOBS, PATIENCE_S, ROOT, run_in_session
 
 
 def test_ranks_that_go_and_come_change_nothing(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_ranks_that_go_and_come_change_nothing(tmp_path: Path) -> None:
         "CALDERA_THREADS": "1",
     }
     command = [sys.executable, str(JOBS / "elastic.py"), str(tmp_path)]
-    done = run_in_session(command, 120, env=environment, cwd=tmp_path)
+    done = run_in_session(command, PATIENCE_S, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 1" in done.stderr
     assert "more machines are available" in done.stderr

@@ -87,6 +87,6 @@ def test_a_job_that_hangs_is_ended_with_all_its_ranks() -> None:
     began = time.monotonic()
     # As under mpiexec, each rank is a process group of its own.
     with pytest.raises(pytest.fail.Exception, match="hangs; it has printed\nranks"):
-        run_in_session(["bash", "-c", "set -m; sleep 30 & sleep 30 & echo ranks; wait"], 0.3)
+        run_in_session(["bash", "-c", "set -m; sleep 300 & sleep 300 & echo ranks; wait"], 3)
     # All that was printed has been read: nobody is left who could print.
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 100

@@ -65,8 +65,8 @@ def test_a_forked_child_does_not_outlive_its_parent() -> None:
     script = (
         "import time\n"
         "from caldera.base.children import fork_child\n"
-        "print(fork_child(lambda: time.sleep(60)).pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "print(fork_child(lambda: time.sleep(300)).pid, flush=True)\n"
+        "time.sleep(300)\n"
     )
     environment = {**os.environ, "PYTHONPATH": import_path(os.environ)}
     command = [sys.executable, "-c", script]
@@ -79,7 +79,7 @@ def test_a_forked_child_does_not_outlive_its_parent() -> None:
         # The child holds the pipe too: its end is the end of both.
         began = time.monotonic()
         assert parent.stdout.read() == b""
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 100
 
 
 def test_a_piped_child_ends_with_its_input_and_imports_nothing_from_here(

@@ -126,7 +126,7 @@ def test_an_earlier_attempt_is_not_met() -> None:
     assert len(keys) == 2
     # All know the port of the second attempt, and two claim to be its rank 1.
     port = str(Meeting.of(new[0]).ports[0])
-    with settings.override(stall_s=0.15):
+    with settings.override(stall_s=0.4):
         found = _run([old[1] | {"CALDERA_PORTS": port}, *new], _sum)
     assert found[1:] == [3.0, 3.0]
     assert isinstance(found[0], CommError)

@@ -185,7 +185,7 @@ def test_a_process_that_is_gone_is_noticed_by_all_who_wait() -> None:
             comm.Recv(np.empty(1), 2)
         with pytest.raises(CommError, match="process 2 of 3"):
             comm.Dup()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 40
     for each in endpoints:
         threading.Thread(target=each.close).start()
     assert lost == [2, 2]

@@ -19,7 +19,8 @@ from caldera.errors import CommError, ConfigError
 from tests.unit.comm.fake_places import Client, Ray
 from tests.unit.dmath.programs import computed, everywhere, leaf
 
-NAMED_WITHIN_S = 5.0
+NAMED_WITHIN_S = 40.0
+"""Less than the time after which a rank that waits reports, however busy the machine is."""
 
 
 @pytest.fixture(params=["dask", "ray"])
@@ -53,7 +54,7 @@ def test_workers_on_a_cluster_compute_and_a_killed_one_is_named(cluster: Any) ->
         began = time.monotonic()
         os.kill(process, 9)
         with pytest.raises(CommError, match=rf"worker 1 of 2 \({re.escape(name)}\)"):
-            _compute_for(30, session, x)
+            _compute_for(60, session, x)
         assert time.monotonic() - began < NAMED_WITHIN_S
         assert not session.is_open
 

@@ -161,7 +161,7 @@ def test_a_worker_that_raises_is_named_with_its_traceback_and_all_go_on(
         began = time.monotonic()
         with pytest.raises(np.linalg.LinAlgError, match="worker 2 of 3: Singular") as caught:
             master.get(bad)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 40
         assert 'raise np.linalg.LinAlgError("Singular matrix")' in caught.value.__notes__[0]
         # What was there still is, and what was not computed is not.
         np.testing.assert_array_equal(master.get(good), A * 2)
