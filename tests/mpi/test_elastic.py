@@ -30,7 +30,7 @@ def test_ranks_that_go_and_come_change_nothing(tmp_path: Path) -> None:
     assert epochs[:2] == ["1:2", "2:2"]
     assert "3:1" in epochs
     assert epochs[-1] == "6:2"
-    alone = run_in_session([*command, "alone"], 120, env=environment, cwd=tmp_path)
+    alone = run_in_session([*command, "alone"], PATIENCE_S, env=environment, cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     parts, whole = (np.load(tmp_path / f"weights-{ranks}.npy") for ranks in (2, 1))
     np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-9)

@@ -40,13 +40,22 @@ class Machines(cd.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
         if epoch == BACK_AFTER and ranks == 1:
             self._slots("slots", "2")
-            # The supervisor looks at the machines meanwhile.
-            time.sleep(5.0)
+            # The supervisor looks at the machines, and sends the ranks a signal.
+            until = time.monotonic() + 120.0
+            while not self._slots("grows") and time.monotonic() < until:
+                time.sleep(0.05)
+            time.sleep(3.0)
 
     def _slots(self, name: str, value: str = "") -> bool:
         if value:
-            (self.folder / name).write_text(value)
+            write(self.folder / name, value)
         return (self.folder / name).exists()
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that another process reads: it is never seen empty."""
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
 
 
 def train(folder: Path, *, alone: bool) -> None:
@@ -74,7 +83,15 @@ def train(folder: Path, *, alone: bool) -> None:
 
 def supervise(folder: Path) -> int:
     slots = folder / "slots"
-    slots.write_text("2")
+    write(slots, "2")
+    report = supervision.report
+
+    def say(line: str) -> None:
+        report(line)
+        if line.startswith("more machines"):
+            write(folder / "grows", "yes")
+
+    supervision.report = say
     supervision.live_slots = lambda hosts, environment: {"localhost": int(slots.read_text())}
     program = [__file__, str(folder), "train"]
     job = supervision.Supervisor(
