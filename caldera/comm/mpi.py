@@ -297,7 +297,12 @@ class MpiCommunicator(Communicator):
         self.blocked = time.monotonic()
         try:
             if all_come and shares_cores():
-                # An MPI collective waits busily for late ranks; after this barrier no rank is late.
+                # A blocking collective waits busily, and takes its core from a late rank. Open MPI
+                # cannot reduce GPU memory in a nonblocking one.
+                begin = getattr(self.handle, f"I{function.__name__.lower()}", None)
+                if begin is not None and not self.gpu_aware:
+                    sleep_until(begin(*arguments).Test)
+                    return None
                 sleep_until(self.handle.Ibarrier().Test)
             return function(*arguments)
         except mpi().Exception as error:
