@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -27,17 +27,24 @@ from caldera.errors import ConfigError
 class Wire(Link):
     """Link between ranks, with the rate in bytes per second at which a rank adds received values.
 
-    `behind` is the latency of messages to a rank that computes: its communication thread sleeps
-    while it waits, and notices messages later. `meeting` is the rate of a link on which messages of
-    several ranks collide, where it is below the bandwidth.
+    - `behind`: latency of messages to a rank that computes: its communication thread sleeps while
+      it waits, and notices messages later.
+    - `meeting`: rate of a link on which messages of several ranks collide, if below the bandwidth.
+    - `turn`: additional seconds of an exchange: after computation, caches are cold, and ranks wait
+      until all have had a core.
+    - `sharing`: number of ranks on a core while the link was measured.
 
     >>> Wire(latency=1e-4, bandwidth=12.5e6).seconds(125)
     0.00011
+    >>> Wire(latency=1e-4, bandwidth=12.5e6, turn=1e-3).seconds(125)
+    0.00111
     """
 
     adding: float = math.inf
     behind: float = 0.0
     meeting: float = math.inf
+    turn: float = 0.0
+    sharing: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,9 +53,14 @@ class Wire(Link):
                 "Wire", expected="adding above 0 bytes a second", got=f"{self.adding}"
             )
 
+    def seconds(self, size: float, messages: float = 1) -> float:
+        """Return the time of an exchange of messages of `size` bytes together."""
+        return self.turn + super().seconds(size, messages)
+
     def summed(self, size: float, messages: float = 1) -> float:
         """Return the time of messages whose numbers are added to others as they come."""
-        return messages * self.latency + size / min(self.bandwidth, self.adding)
+        moved = size / min(self.bandwidth, self.adding)
+        return self.turn + (messages * self.latency + moved)
 
     def met(self) -> Wire:
         """Return the link as shared by messages of several ranks."""
@@ -63,11 +75,14 @@ class Wire(Link):
     def crowded(self, slowdown: float, turn: float) -> Wire:
         """Return the link between ranks that share cores.
 
-        `slowdown` is the ratio of work to cores; `turn` is the wait until the core becomes
-        available.
+        `slowdown` is the ratio of work to cores; `turn` is the wait of an exchange for each rank on
+        a core beyond the ranks that shared a core during the measurement.
         """
-        latency = self.latency + turn * (slowdown - 1)
-        return replace(self, latency=latency, adding=self.adding / slowdown)
+        return replace(
+            self,
+            turn=self.turn + turn * max(0.0, slowdown - self.sharing),
+            adding=self.adding / max(1.0, slowdown / self.sharing),
+        )
 
     def in_background(self) -> Wire:
         """Return the link for messages in the background."""
@@ -81,7 +96,7 @@ class Cluster:
     - `wire`: between machines, shared by all ranks of a machine; `inside`: within one.
     - `at_full_speed`: number of ranks on a machine that compute without sharing its cores. Messages
       within a machine use the same cores.
-    - `turn`: seconds that a message waits for a core, per additional rank on that core.
+    - `turn`: seconds that an exchange waits for a core, per additional rank on that core.
     - `memory`: the bytes that a rank may use; None means unlimited.
 
     >>> Cluster(16, Wire(1e-6, 1e9), per_node=4).nodes
@@ -159,8 +174,10 @@ def _in_background(cluster: Cluster) -> Cluster:
 @lru_cache(maxsize=1 << 14)
 def _between(cluster: Cluster, ranks: int, stride: int, neighbours: bool) -> Wire:
     if ranks * stride <= cluster.per_node:
-        wire = (cluster.inside or cluster.wire).crowded(cluster.slowdown, cluster.turn)
-        return wire.shared(cluster.slowdown)
+        # All messages within a machine meet in its memory.
+        wire = (cluster.inside or cluster.wire).met()
+        shared = wire.shared(cluster.slowdown / wire.sharing)
+        return shared.crowded(cluster.slowdown, cluster.turn)
     groups = min(stride, cluster.per_node)
     members = 1 if neighbours else max(1, cluster.per_node // stride)
     return cluster.wire.crowded(cluster.slowdown, cluster.turn).shared(groups * members)
@@ -170,16 +187,20 @@ _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 50
 _BUDGET_S = 0.3
 """A quick link becomes quicker still in its first rounds: so long it is tried at the least."""
 _RING = "ring"
+BETWEEN_EXCHANGES_S = 1e-3
+"""Seconds of a core that ranks compute before an exchange, to measure its time."""
 LIMITED = 0.75
 """Fraction of the bandwidth above which a sum counts as limited by the link."""
 
 
-def measured_wire(communicator: Communicator) -> Wire:
-    """Return latency and bandwidth between the ranks of a communicator; all ranks must call it.
+def measured_wire(communicator: Communicator, sharing: float = 1.0) -> Wire:
+    """Return the link between the ranks of a communicator; all ranks must call it.
 
-    Both come from `comm.autotune.measured_link`. In addition, the latency of background messages,
-    the rate of a ring sum of 4 MiB, and the rate of an all-to-all exchange are measured; the last
-    matters more with more ranks.
+    `sharing` is the number of ranks on a core. Latency and bandwidth come from
+    `comm.autotune.measured_link`. Also measured: the latency of background messages, the rate of a
+    ring sum of 4 MiB and of an all-to-all exchange, and the time of an exchange after computation.
+    Ranks write the numbers before each exchange, as gradients are written, and wait for its end, as
+    for the last sum of a backward pass.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> run_virtual_ranks(2, measured_wire)[0].bandwidth > 0
@@ -200,35 +221,46 @@ def measured_wire(communicator: Communicator) -> Wire:
     communicator.background(exchange).wait()
     behind = max(behind, link.latency)
     numbers = np.zeros(LONG_BYTES // 4, np.float32)
-    seconds = _around(communicator, numbers)
-    steps = 2 * (ranks - 1)
-    adding = steps / ranks * LONG_BYTES / max(seconds - steps * behind, 0.5 * seconds)
     part = LONG_BYTES // ranks // 4
     sizes, send, receive = [part] * ranks, numbers[: part * ranks], np.empty_like(numbers)
-    seconds = _median(
-        communicator, lambda own: own.Alltoall(send, receive[: part * ranks], sizes, sizes)
+    seconds, _ = _median(
+        communicator, lambda own: own.Alltoall(send, receive[: part * ranks], sizes, sizes), send
     )
-    meeting = 4 * part * (ranks - 1) / max(seconds - behind, 0.5 * seconds)
+    meeting = 4 * part * (ranks - 1) / max(seconds - link.latency, 0.5 * seconds)
+    seconds, _ = _ring(communicator, lambda own: own.Allreduce(numbers, numbers), numbers)
+    steps, half = 2 * (ranks - 1), (ranks - 1) / ranks * LONG_BYTES
+    seconds = max(seconds - steps * link.latency, 0.5 * seconds)
     # Sums travel in segments, which may fill a link better than the long messages timed for it.
-    bandwidth = max(link.bandwidth, adding)
-    if adding > LIMITED * bandwidth:
+    bandwidth = max(link.bandwidth, 2 * half / seconds)
+    meeting = min(meeting, bandwidth)
+    # The first half of the messages is added, and the second half is copied.
+    adding = half / max(seconds - half / meeting, 0.5 * seconds)
+    if 2 * half / seconds > LIMITED * bandwidth:
         # The link is what limits sums: with a faster one they would be faster.
         adding = math.inf
-    return Wire(link.latency, bandwidth, adding, behind, min(meeting, bandwidth))
+    turn = _turn(communicator, link, sharing)
+    return Wire(link.latency, bandwidth, adding, behind, meeting, turn, sharing)
 
 
-def measured_turn(communicator: Communicator, wire: Wire, cores: int) -> float:
-    """Return the wait of a message for a core, where a machine has more ranks than cores.
+def _turn(communicator: Communicator, link: Link, sharing: float) -> float:
+    """Return the time of an exchange after computation that its messages do not take.
 
-    All ranks must call it. `wire` is the link between ranks with a core each. The measurement is a
-    short ring sum, which occupies all ranks.
-
-    >>> from caldera.comm import run_virtual_ranks
-    >>> run_virtual_ranks(2, lambda comm: measured_turn(comm, Wire(1.0, 1e9), 1))
-    [0.0, 0.0]
+    A short sum around the ring is two exchanges. Computation on numbers in memory leaves caches as
+    a step does, and takes each rank the same time of a core.
     """
-    each = _around(communicator, np.zeros(1, np.float64)) / (2 * (communicator.size - 1))
-    return max(0.0, each - wire.in_background().latency) / (communicator.size / cores - 1)
+    short, numbers, worked = np.zeros(1), np.zeros(LONG_BYTES // 4, np.float32), [0.0]
+
+    def step(own: Communicator) -> None:
+        began = time.thread_time()
+        while time.thread_time() - began < BETWEEN_EXCHANGES_S:
+            np.add(numbers, 1, out=numbers)
+        worked[0] += time.thread_time() - began
+        own.Allreduce(short, short)
+
+    seconds, rounds = _ring(communicator, step, short)
+    work = sharing * fmean(communicator.gather_objects(worked[0] / rounds))
+    messages = 2 * (communicator.size - 1) * link.latency
+    return max(0.0, seconds - work - messages) / 2
 
 
 def adding_speed() -> float:
@@ -246,30 +278,38 @@ def adding_speed() -> float:
     return LONG_BYTES / median(times)
 
 
-def _around(communicator: Communicator, numbers: np.ndarray) -> float:
-    """Return the time of a sum around the ring."""
+def _ring(
+    communicator: Communicator, work: Callable[[Communicator], None], numbers: np.ndarray
+) -> tuple[float, int]:
+    """Return the median time of work whose sums go around the ring, and the number of rounds."""
     before = communicator.algorithm
     communicator.algorithm = _RING
-    seconds = _median(communicator, lambda own: own.Allreduce(numbers, numbers))
+    found = _median(communicator, work, numbers)
     communicator.algorithm = before
-    return seconds
+    return found
 
 
-def _median(communicator: Communicator, work: Callable[[Communicator], None]) -> float:
-    """Return the median time of something in the background, on the slowest rank; of the later
-    half, for connections are made in the first rounds."""
+def _median(
+    communicator: Communicator, work: Callable[[Communicator], None], numbers: np.ndarray
+) -> tuple[float, int]:
+    """Return the median time of work on the slowest rank, and the number of rounds.
+
+    The later half counts, for connections are made in the first rounds. `numbers` are written
+    before each round.
+    """
     times: list[float] = []
     rounds = _FEWEST_ROUNDS
     while len(times) < rounds:
+        numbers.fill(1)
         communicator.Barrier()
         began = time.perf_counter()
-        communicator.background(work).wait()
+        work(communicator)
         times.append(time.perf_counter() - began)
         if len(times) == 2:
             # The slowest rank determines the number of repetitions.
             often = int(_BUDGET_S / slowest(communicator, times[-1]))
             rounds = min(max(rounds, often), _MOST_ROUNDS)
-    return slowest(communicator, median(times[len(times) // 2 :]))
+    return slowest(communicator, median(times[len(times) // 2 :])), len(times)
 
 
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.base.formatting import bytes_text
-from caldera.comm import SingleProcess
+from caldera.comm import Communicator, SingleProcess
+from caldera.comm.autotune import slowest
 from caldera.compiler.plan.plan import Plan
 from caldera.data import Pipeline, as_data
 from caldera.errors import ConfigError
@@ -37,7 +38,7 @@ FORWARD = 1 / 3
 
 The backward pass computes gradients of both inputs and parameters.
 """
-_RUNS, _LEAST_RUNS = 7, 2
+_RUNS, _LEAST_RUNS = 15, 2
 _GROWTH = 4
 
 
@@ -98,12 +99,19 @@ class Compute:
 
 
 def measured(
-    model: Model, workload: ModelWorkload, batch: int, budget_s: float = 5.0
+    model: Model,
+    workload: ModelWorkload,
+    batch: int,
+    budget_s: float = 5.0,
+    communicator: Communicator | None = None,
 ) -> tuple[Compute, ModelWorkload]:
     """Time training steps of up to `batch` samples, and look what memory their plans take.
 
-    Larger batches are tried until the budget is spent. The model stays as it was.
+    Larger batches are tried until the budget is spent. The model stays as it was. The ranks of a
+    communicator, which must all call this, begin each step together, and its slowest rank counts:
+    ranks that exchange gradients wait for it.
     """
+    everyone = communicator or SingleProcess()
     data = _made_up(model, batch)
     trial = _trial(model, data, SingleProcessStrategy())
     before = Snapshot.of(model)
@@ -113,17 +121,19 @@ def measured(
     try:
         for size in sizes_up_to(batch):
             arenas.append((size, trial.training(size).arena_bytes))
-            points.append((float(size), _fitting(trial, data, size)))
-            if time.perf_counter() - began > budget_s and len(points) > 1:
+            points.append((float(size), _typical(_stepping(trial, data, size), everyone)))
+            if slowest(everyone, time.perf_counter() - began) > budget_s and len(points) > 1:
                 break
         size = int(points[-1][0])
-        forward = _seconds(trial, trial.evaluation(size), data, size) / points[-1][1]
+        forward = _typical(_running(trial, trial.evaluation(size), data, size), everyone)
         # With one sample hardly anything else takes long.
         many = _trial(model, data, _AsIfMany(communicator=SingleProcess()))
-        alone, handing = (_seconds(each, each.training(1), data, 1) for each in (trial, many))
+        both = _together([_stepping(each, data, 1) for each in (trial, many)], everyone)
     finally:
         before.put_back(model)
-    found = Compute(tuple(points), min(max(forward, 0.1), 0.6), max(handing - alone, 0.0))
+    share = min(max(forward / points[-1][1], 0.1), 0.6)
+    handing = median(many - alone for alone, many in both)
+    found = Compute(tuple(points), share, max(handing, 0.0))
     return found, _with_arenas(workload, arenas)
 
 
@@ -166,41 +176,60 @@ def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
     return (*inputs, np.zeros(shape, dtype))
 
 
-def _fitting(steps: StepPlans, data: Sequence[np.ndarray], size: int) -> float:
-    """Return the median seconds of a step as in `fit`, including the batch."""
-    count = (_RUNS + 2) * size
+def _stepping(steps: StepPlans, data: Sequence[np.ndarray], size: int) -> Callable[[], None]:
+    """Return a function that takes a step as in `fit`, including the batch."""
+    count = (_RUNS + 1) * size
     # Repeat the first sample to the required number.
     views = [np.broadcast_to(array[:1], (count, *array.shape[1:])) for array in data]
     loader = loader_for(steps.strategy, Pipeline.of(as_data(tuple(views))), size, shuffle=True)
-    ends: list[float] = []
-    for batch in steps.source.epoch(loader):
-        steps.train(batch)
+    batches = steps.source.epoch(loader)
+
+    def step() -> None:
+        steps.train(next(batches))
         steps.model.device.stream.synchronize()
-        ends.append(time.perf_counter())
-        if len(ends) > _LEAST_RUNS and ends[-1] - ends[0] > 1:
-            break
-    # The first one makes ready.
-    return median(later - before for before, later in pairwise(ends))
+
+    return step
 
 
-def _seconds(steps: StepPlans, plan: Plan, data: Sequence[np.ndarray], size: int) -> float:
-    """Return the median time of a plan; the first run makes ready."""
+def _running(
+    steps: StepPlans, plan: Plan, data: Sequence[np.ndarray], size: int
+) -> Callable[[], None]:
+    """Return a function that runs a plan."""
     feeds: dict[str, Any] = steps.feeds([array[:size] for array in data], None)
     feeds[VOTES] = NO_VOTES
     feeds = {name: feeds[name] for name in plan.inputs}
-    plan.run(feeds)
-    if not plan.device.is_host and plan.can_capture:
-        plan.capture()
-        plan.run(feeds)
-    plan.device.stream.synchronize()
-    found: list[float] = []
-    began = time.perf_counter()
-    while len(found) < _RUNS and (len(found) < _LEAST_RUNS or time.perf_counter() - began < 1):
-        start = time.perf_counter()
+
+    def run() -> None:
         plan.run(feeds)
         plan.device.stream.synchronize()
-        found.append(time.perf_counter() - start)
-    return median(found)
+
+    run()
+    if not plan.device.is_host and plan.can_capture:
+        plan.capture()
+    return run
+
+
+def _typical(run: Callable[[], None], everyone: Communicator) -> float:
+    """Return the median time of a run on the slowest rank."""
+    return median(seconds for (seconds,) in _together([run], everyone))
+
+
+def _together(runs: Sequence[Callable[[], None]], everyone: Communicator) -> list[list[float]]:
+    """Return the times of several turns of runs on the slowest rank, which begin each run together.
+
+    The first turn makes ready.
+    """
+    for run in runs:
+        run()
+    found: list[list[float]] = []
+    while len(found) < _RUNS and (len(found) < _LEAST_RUNS or sum(map(sum, found)) < 1):
+        found.append([])
+        for run in runs:
+            everyone.Barrier()
+            began = time.perf_counter()
+            run()
+            found[-1].append(slowest(everyone, time.perf_counter() - began))
+    return found
 
 
 def _with_arenas(workload: ModelWorkload, arenas: Sequence[tuple[int, int]]) -> ModelWorkload:

@@ -13,7 +13,7 @@ from caldera.base.arguments import refusal, within
 from caldera.base.config import settings
 from caldera.base.formatting import html_text
 from caldera.base.machine import usable_cores
-from caldera.comm import Communicator, world
+from caldera.comm import Communicator, SingleProcess, world
 from caldera.draw.line_chart import figure_svg
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError
@@ -49,8 +49,8 @@ It is close to measurements between ranks of one machine and over links of 100 M
 communication thread.
 """
 TURN = 1.1e-4
-"""Seconds that a message waits for each other rank on its core: what `measured_turn` found with
-ranks that shared two cores."""
+"""Default seconds that an exchange waits for each further rank on a core, as measured with ranks
+that shared two cores."""
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,15 @@ def plan(
         )
     # Ranks are like this machine, or cannot be measured here.
     behind, adding = (BEHIND, adding_speed()) if speed is None else (0.0, math.inf)
-    wire = _wire(link, latency, behind, adding, "link")
+    at_full_speed = math.inf if speed is not None else (cores or usable_cores()) / settings.threads
+    wire = _wire(link, latency, behind, adding, "link", at_full_speed)
     workload = workload_of(model)
-    at_full_speed = math.inf
     if speed is None:
-        compute, workload = measured(model, workload, max(1, min(batch, each)))
-        at_full_speed = (cores or usable_cores()) / settings.threads
+        # Ranks that measure their link compute together, as they will in training.
+        everyone = world() if link is None else SingleProcess()
+        largest = max(1, min(batch, each))
+        compute, workload = measured(model, workload, largest, communicator=everyone)
+        compute = compute.faster(wire.sharing if link is None else 1.0)
     else:
         flops = flops_of(speed) if isinstance(speed, str) else speed
         compute = Compute.at_speed(workload, flops)
@@ -245,7 +248,12 @@ def _check(ranks: int, per_node: int, every: int, speed: str | float | None) -> 
 
 
 def _wire(
-    given: str | Wire | None, latency: str | float, behind: float, adding: float, where: str
+    given: str | Wire | None,
+    latency: str | float,
+    behind: float,
+    adding: float,
+    where: str,
+    at_full_speed: float = math.inf,
 ) -> Wire:
     if isinstance(given, Wire):
         return given
@@ -258,6 +266,7 @@ def _wire(
                 got="neither",
                 hint="give --link, or start it with mpiexec",
             )
-        return measured_wire(everyone)
+        together = max(map(everyone.nodes.count, everyone.nodes))
+        return measured_wire(everyone, max(1.0, together / at_full_speed))
     seconds = seconds_of(latency) if isinstance(latency, str) else float(latency)
     return Wire(seconds, rate_of(given, where), adding, behind=seconds + behind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,16 @@ import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 from caldera.errors import ConfigError
-from caldera.parallel.planner import Compute, Proposal, Wire, Workload, measured_wire, workload_of
+from caldera.parallel.planner import (
+    Cluster,
+    Compute,
+    Proposal,
+    Wire,
+    Workload,
+    measured_wire,
+    prediction,
+    workload_of,
+)
 from caldera.parallel.planner.data_parallel_cost import COMPRESSED, DATA, SHARDED
 from caldera.parallel.planner.hybrid_cost import HYBRID, PIPELINE
 from caldera.parallel.planner.prediction import measured
@@ -238,6 +249,35 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
     for old, parameter in zip(before, model.parameters(), strict=True):
         np.testing.assert_array_equal(old, parameter.numpy())
     assert not model.optimizer.state
+
+
+def test_ranks_that_measure_together_get_the_times_of_the_slowest(monkeypatch: Any) -> None:
+    took, run = threading.local(), prediction.StepPlans.train
+
+    def slow_on_one_rank(steps: Any, *given: Any) -> None:
+        run(steps, *given)
+        time.sleep(took.extra)
+
+    monkeypatch.setattr(prediction.StepPlans, "train", slow_on_one_rank)
+
+    def work(comm: Communicator) -> Compute:
+        took.extra = 0.005 * comm.rank
+        model = network()
+        return measured(model, workload_of(model), batch=4, communicator=comm)[0]
+
+    first, second = run_virtual_ranks(2, work)
+    assert first == second
+    assert all(seconds > 0.005 for _, seconds in first.points)
+
+
+def test_a_link_measured_on_shared_cores_is_not_slowed_by_them_again() -> None:
+    wire = Wire(1e-6, 1e9, adding=1e8, meeting=5e8, turn=1e-3, sharing=2.0)
+    for ranks, slower in ((2, 1), (4, 1), (8, 2)):
+        cluster = Cluster(ranks, wire, per_node=ranks, at_full_speed=2, turn=1e-4)
+        found = cluster.between(ranks)
+        assert found.adding == wire.adding / slower
+        assert found.bandwidth == wire.meeting / slower
+        assert found.turn == pytest.approx(1e-3 + (2e-4 if ranks == 8 else 0.0))
 
 
 def test_networks_that_read_words_are_measured() -> None:
