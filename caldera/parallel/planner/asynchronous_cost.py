@@ -65,7 +65,12 @@ def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Predicti
     if servers > count:
         raise CannotTrain(f"{servers} servers would share {count} parameters, which stay whole")
     # Gradients are packed and added up, parameters packed and unpacked.
-    computing = setting.seconds(samples) + 4 * setting.handing_over()
+    passes = 4.0
+    if setting.cluster.is_full:
+        # A server's thread takes a core from the ranks: it updates parameters and copies them for
+        # each rank.
+        passes += 2 * ranks / servers
+    computing = setting.seconds(samples) + passes * setting.handing_over()
     wire = setting.cluster.in_background().between(ranks, neighbours=False)
     wire = wire.met() if ranks > 2 else wire
     shards = server_bytes(setting, servers)
@@ -159,8 +164,8 @@ def _gossip(setting: Setting, partners: int) -> Prediction:
     partners = min(partners, setting.ranks - 1)
     wire = setting.cluster.between(setting.ranks, neighbours=partners == 2)
     wire = wire.met() if partners == 2 else wire
-    # Models are packed, weighted, added, divided and unpacked.
-    mixing = (partners + 3) * setting.handing_over()
+    # Every model is weighted and added; the own model is packed, divided and unpacked.
+    mixing = (3 + 2 * (partners + 1)) * setting.handing_over()
     cost = CollectiveCost(wire.seconds(partners * nbytes, partners) + mixing, partners * nbytes)
     return _after_each_step(setting, cost, nbytes)
 

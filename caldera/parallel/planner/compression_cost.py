@@ -50,7 +50,8 @@ Lossless packing is missing: its size depends on the gradients.
 """
 _FEW, _MANY = 2, 8
 """Numbers of ranks for which the work of a rank per exchange is measured."""
-_SHORT, _LONG = 1 << 13, 1 << 18
+_SHORT, _LONG = 1 << 13, 1 << 19
+"""Values of the encoded messages. The long one exceeds a core's cache, as gradients do."""
 _COLUMNS = 64
 _RUNS = 3
 

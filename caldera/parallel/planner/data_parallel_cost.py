@@ -227,6 +227,8 @@ def _sharded(setting: Setting, stage: int) -> Prediction:
     ranks, workload, cluster = setting.ranks, setting.workload, setting.cluster
     samples = samples_per_rank(setting, ranks)
     computing, forward = _computing(setting, samples)
+    # Gathered parameters are unpacked, in stage 3 before both passes.
+    computing += (1 + (stage == 3)) * setting.handing_over()
     wire = cluster.in_background().between(ranks)
 
     def padded(bucket: BucketCost) -> float:
