@@ -3,9 +3,9 @@
     python benchmarks/distributed/plan_runs.py facts.json
     python benchmarks/distributed/plan_check.py facts.json
 
-`plan_runs.py` measures. The planner receives its usual calibration: the compute time of one rank,
-the link between ranks, the time of encoding, and the cores that all ranks share. It predicts the
-steps on 2, 4 and 8 ranks from this calibration.
+`plan_runs.py` measures. The planner receives its usual calibration: the compute time of ranks that
+begin a step together, the link between ranks, the time of encoding, and the cores that all ranks
+share. The prediction of a strategy is the mean of two: from the calibrations before and after it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.distributed.plan_runs import BATCH, EVERY, RANKS, SHARED, STEPS, model, names
@@ -45,30 +46,31 @@ def setting_of(facts: dict[str, Any], found: dict[str, Any], place: str, ranks: 
         codes[name] = replace(code, few=few, many=many)
     # Namespaces are machines to MPI, but all of them share the cores of this one.
     per_node, share = (ranks, cores) if place == SHARED else (1, cores / ranks)
-    cluster = Cluster(ranks, wire, None, per_node, share, turn=found.get("turn", 0.0))
+    cluster = Cluster(ranks, wire, None, per_node, share)
     return Setting(workload, compute, cluster, BATCH, codes, EVERY)
 
 
-def calibrations(facts: dict[str, Any], place: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each number of ranks with the results measured together."""
+def measurements(facts: dict[str, Any], place: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each measured strategy with its number of ranks."""
     for key, found in facts.items():
         if key.startswith(f"{place}, "):
-            yield int(key.split(", ")[1]), found
+            yield from ((int(key.split(", ")[1]), each) for each in found)
 
 
 def check(facts: dict[str, Any], place: str) -> list[float]:
     """Print rows of a table; return predicted / measured of each."""
     ratios = []
-    for ranks, found in calibrations(facts, place):
-        setting = setting_of(facts, found, place, ranks)
-        ways = {way.name: way for way in all_ways(setting)}
-        for name, (seconds, sent) in found["steps"].items():
-            guess = ways[name].predict(setting)
-            ratios.append(guess.seconds / seconds)
-            print(
-                f"| {ranks} | {name} | {seconds_text(guess.seconds)} | {seconds_text(seconds)} "
-                f"| {ratios[-1]:.2f} | {bytes_text(guess.sent)} | {bytes_text(sent)} |"
-            )
+    for ranks, found in measurements(facts, place):
+        name, (seconds, sent) = found["name"], found["step"]
+        settings = [setting_of(facts, each, place, ranks) for each in found["calibrations"]]
+        (way,) = (way for way in all_ways(settings[0]) if way.name == name)
+        guesses = [way.predict(each) for each in settings]
+        guess = replace(guesses[0], seconds=fmean(each.seconds for each in guesses))
+        ratios.append(guess.seconds / seconds)
+        print(
+            f"| {ranks} | {name} | {seconds_text(guess.seconds)} | {seconds_text(seconds)} "
+            f"| {ratios[-1]:.2f} | {bytes_text(guess.sent)} | {bytes_text(sent)} |"
+        )
     return ratios
 
 
@@ -91,7 +93,7 @@ def main(facts: dict[str, Any]) -> None:
         f"- Encoding and decoding: {'; '.join(works)}."
     )
     for place in STEPS:
-        seen = [found for _, found in calibrations(facts, place)]
+        seen = [own for _, found in measurements(facts, place) for own in found["calibrations"]]
         if not seen:
             continue
         steps = [found["compute"]["times"]["points"][-1] for found in seen]

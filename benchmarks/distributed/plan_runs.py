@@ -3,14 +3,14 @@
     python benchmarks/distributed/plan_runs.py FACTS.json [--places "shared memory" 1gbit] \\
         [--ranks 2 4 8]
 
-Results are added to the file, so a long check can run in pieces. First the calibration of the
-planner is measured: the compute time of a rank beside the other ranks (at most one per core), the
-link between two ranks, and the time of encoding. Then strategies train as `fit` does, in shared
-memory and, given root, `ip` and `tc`, in network namespaces with a link for each rank. Except for
-encoding, the calibration is repeated every few strategies, because other programs change the speed
-of a machine. Encoding is measured in seconds of a core, and `plan_check.py` divides it by the share
-of a core that a rank had. The time of a step is the slowest rank's; bytes are counted on the
-busiest rank.
+Results are added to the file, so a long check can run in pieces. The time of encoding is measured
+once, in seconds of a core, which `plan_check.py` divides by the share of a core that a rank had.
+Then strategies train as `fit` does, in shared memory and, given root, `ip` and `tc`, in network
+namespaces with a link for each rank. Before and after each strategy, the same ranks measure the
+rest of the planner's calibration, because other programs change the speed of a machine within
+seconds: the compute time of a step that ranks begin together (at most one rank per core), and the
+link between the ranks (at most four over slow links). The time of a step is the slowest rank's;
+bytes are counted on the busiest rank.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ from benchmarks.distributed.links import Links, missing
 from benchmarks.distributed.ranks_cases import take_session
 from caldera import nn, optim
 from caldera.bench.timing import StepClock, Stopwatch
-from caldera.comm import world
+from caldera.comm import Communicator, world
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.supervision import launch
 from caldera.parallel.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
-from caldera.parallel.planner.cluster import measured_turn
 from caldera.parallel.planner.compression_cost import default_codecs, timed
 from caldera.parallel.planner.prediction import TrainingWay, measured
 from caldera.parallel.planner.ranking import all_ways, build_strategy
@@ -46,11 +45,13 @@ from caldera.train.strategy import Strategy
 
 BATCH, EVERY = 256, 4
 SHARED = "shared memory"
-STEPS = {SHARED: 16, "1gbit": 6, "100mbit": 2}
+STEPS = {SHARED: 24, "1gbit": 6, "100mbit": 2}
 """Steps of a run, several times as many for local SGD; one more before, which makes plans."""
 RANKS = (2, 4, 8)
 TOGETHER = 6
-"""Strategies that share a calibration."""
+"""Strategies of one job."""
+MOST_ON_LINKS = 4
+"""Ranks that measure a slow link: more would take minutes."""
 
 
 def names(ranks: int, place: str) -> list[str]:
@@ -132,15 +133,6 @@ def the_ways(ranks: int, place: str, wire: Wire) -> Iterator[TrainingWay]:
 # --- what is started as a job
 
 
-def compute() -> dict[str, Any]:
-    """Measure the compute time of independent ranks on one machine."""
-    world().Barrier()
-    clock = Stopwatch()
-    found, _ = measured(model(), workload_of(model()), BATCH)
-    # Above 1 while kernels are compiled by several threads.
-    return {"times": asdict(found), "share": min(clock.cpu / clock.wall, 1.0)}
-
-
 def encoding() -> dict[str, Any]:
     """Measure the time of compressors on one rank."""
     known = default_codecs(Wire(1e-4, 12.5e6))
@@ -148,20 +140,49 @@ def encoding() -> dict[str, Any]:
     return {name: [asdict(code.few), asdict(code.many)] for name, code in codes.items()}
 
 
-def link() -> dict[str, Any]:
-    """Measure the link between two ranks."""
-    return asdict(measured_wire(world()))
+def among_first(count: int, work: Callable[[Communicator], Any]) -> Any:
+    """Return the result of work of the first ranks, while the remaining ranks sleep."""
+    everyone = world()
+    some = everyone.Split(0 if everyone.rank < count else None)
+    found = None if some is None else work(some)
+    done = everyone.background(lambda own: own.Barrier())
+    # A rank that waits busily would take a core from the ranks that measure.
+    while not done.test():
+        time.sleep(0.01)
+    return everyone.bcast_object(found)
 
 
-def turn(wire: str) -> float:
-    """Measure the delay of a message between ranks that share cores."""
-    return measured_turn(world(), Wire(**json.loads(wire)), len(os.sched_getaffinity(0)))
+def compute(ranks: Communicator) -> dict[str, Any]:
+    """Measure the compute time of the slowest of some ranks on one machine."""
+    ranks.Barrier()
+    clock = Stopwatch()
+    found, _ = measured(model(), workload_of(model()), BATCH, communicator=ranks)
+    # Above 1 while kernels are compiled by several threads.
+    return {"times": asdict(found), "share": min(clock.cpu / clock.wall, 1.0)}
 
 
-def strategies(place: str, wire: str, first: str) -> dict[str, list[float]]:
-    """Measure strategies: seconds of the slowest rank and bytes of the busiest rank in a step."""
-    found = {}
-    known = the_ways(world().size, place, Wire(**json.loads(wire)))
+def calibration(place: str) -> dict[str, Any]:
+    """Measure all that the planner receives, except for the time of encoding."""
+    cores, count = len(os.sched_getaffinity(0)), world().size
+    some = count if place == SHARED else min(count, MOST_ON_LINKS)
+
+    def link(ranks: Communicator) -> dict[str, Any]:
+        return asdict(measured_wire(ranks, max(ranks.size / cores, 1.0)))
+
+    return {
+        "compute": among_first(min(count, cores), compute),
+        "link": among_first(some, link),
+    }
+
+
+def strategies(place: str, first: str) -> list[dict[str, Any]]:
+    """Measure strategies: seconds of the slowest rank and bytes of the busiest rank in a step.
+
+    Calibrations are measured before and after each strategy.
+    """
+    before = calibration(place)
+    known = the_ways(world().size, place, Wire(**before["link"]))
+    found = []
     for way in islice(known, int(first), int(first) + TOGETHER):
         every = EVERY if "every" in way.maker[1] else 1
         strategy = build_strategy(way, world().size, world())
@@ -172,15 +193,15 @@ def strategies(place: str, wire: str, first: str) -> dict[str, list[float]]:
             each.algorithm = "ring" if each.algorithm == "auto" and not short else each.algorithm
         own = trained(strategy, STEPS[place], every)
         everyone = world().gather_objects(list(own))
-        found[way.name] = [max(each[0] for each in everyone), max(each[1] for each in everyone)]
+        step = [max(each[0] for each in everyone), max(each[1] for each in everyone)]
+        after = calibration(place)
+        found.append({"name": way.name, "step": step, "calibrations": [before, after]})
+        before = after
     return found
 
 
 JOBS: dict[str, Callable[..., Any]] = {
-    "compute": compute,
     "encoding": encoding,
-    "link": link,
-    "turn": turn,
     "strategies": strategies,
 }
 
@@ -217,7 +238,7 @@ def run(place: str, ranks: int, *words: str) -> Any:
 def main(file: Path, places: list[str], counts: list[int]) -> None:
     """Measure the requested settings that the file lacks."""
     facts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    cores = facts["cores"] = len(os.sched_getaffinity(0))
+    facts["cores"] = len(os.sched_getaffinity(0))
     facts["machine"] = platform.machine()
 
     def measured_as(key: str, place: str, ranks: int, *words: str) -> Any:
@@ -231,18 +252,9 @@ def main(file: Path, places: list[str], counts: list[int]) -> None:
     for place, count in product(places, counts):
         for first in range(0, len(names(count, place)), TOGETHER):
             key = f"{place}, {count}, {first}"
-            if key in facts:
-                continue
-            found = {"compute": measured_as(key, SHARED, min(count, cores), "compute")}
-            # Cores must not be what is measured.
-            wire = measured_as(key, place, 2 if place == SHARED else min(count, 4), "link")
-            words = json.dumps(wire)
-            if place == SHARED and count > cores:
-                found["turn"] = measured_as(key, place, count, "turn", words)
-            found["link"] = wire
-            found["steps"] = measured_as(key, place, count, "strategies", place, words, str(first))
-            facts[key] = found
-            file.write_text(json.dumps(facts, indent=1))
+            if key not in facts:
+                facts[key] = measured_as(key, place, count, "strategies", place, str(first))
+                file.write_text(json.dumps(facts, indent=1))
 
 
 if __name__ == "__main__":
