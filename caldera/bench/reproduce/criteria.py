@@ -16,6 +16,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+import numpy as np
+
 from caldera.bench.statistics import paired_ratio
 from caldera.errors import ConfigError
 
@@ -26,6 +28,8 @@ ON_GPU = "-gpu"
 """End of the name of an experiment that repeats another one on a GPU."""
 LEAST_TURNS = 9
 """Interleaved turns that a comparison of speed needs for a finite interval."""
+BLOCKS = 12
+"""Groups of consecutive turns, from whose medians the interval of a speedup is computed."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Quantity:
     """A number with its interval, measured here or predicted by the planner.
 
     >>> Quantity.exact(0.5)
-    Quantity(value=0.5, low=0.5, high=0.5, note='', predicted=False)
+    Quantity(value=0.5, low=0.5, high=0.5, note='', predicted=False, turns=0)
     """
 
     value: float
@@ -41,6 +45,8 @@ class Quantity:
     high: float
     note: str = ""
     predicted: bool = False
+    turns: int = 0
+    """Interleaved turns of the two times whose ratio it is; 0 if it is no such ratio."""
 
     @classmethod
     def exact(cls, value: float, note: str = "", *, predicted: bool = False) -> Quantity:
@@ -80,23 +86,32 @@ class Quantity:
     def speedup(cls, before: Sequence[float], after: Sequence[float], note: str = "") -> Quantity:
         """Return the speedup of `after` over `before`, from interleaved turns.
 
-        >>> Quantity.speedup([2.0] * 9, [1.0] * 9).value
-        2.0
+        Consecutive turns are correlated: clocks, caches and processes change slowly. If there are
+        more than `BLOCKS` turns, the interval follows from the medians of blocks of consecutive
+        turns, so that more turns of the same second do not count as more evidence.
+
+        >>> Quantity.speedup([2.0] * 9, [1.0] * 9).text
+        '2 (9 turns)'
         """
         if not before or not after or not all(0.0 < each < math.inf for each in (*before, *after)):
             return cls.missing(note or "no positive times")
-        ratio = paired_ratio([[each] for each in after], [[each] for each in before])
-        return cls(ratio.value, ratio.low, ratio.high, note)
+        turns = min(len(before), len(after))
+        gains = np.log(before[:turns]) - np.log(after[:turns])
+        blocks = np.array_split(gains, min(turns, BLOCKS))
+        medians = [[math.exp(float(np.median(block)))] for block in blocks]
+        ratio = paired_ratio([[1.0]] * len(medians), medians)
+        return cls(ratio.value, ratio.low, ratio.high, note, turns=turns)
 
     @property
     def text(self) -> str:
-        """The number with three digits, and its interval if that is finite."""
+        """The number with three digits, its interval if that is finite, and its turns."""
         if math.isnan(self.value):
             return self.note or "no number"
         shown = f"{self.value:.3g}"
         if self.low < self.high and not math.isinf(self.high - self.low):
             shown += f" [{self.low:.3g}, {self.high:.3g}]"
-        return f"{shown} ({self.note})" if self.note else shown
+        details = [self.note] * bool(self.note) + [f"{self.turns} turns"] * bool(self.turns)
+        return f"{shown} ({'; '.join(details)})" if details else shown
 
 
 Findings = Mapping[str, Mapping[str, Quantity]]

@@ -107,6 +107,16 @@ def test_intervals_decide() -> None:
     assert math.isnan(Quantity.speedup([1.0, -1.0], [2.0, 2.0]).value)
 
 
+def test_consecutive_turns_count_once() -> None:
+    """Ten turns that a slow second affects together are not ten pieces of evidence."""
+    drifting = [2.0] * 30 + [0.8] * 30
+    found = Quantity.speedup(drifting, [1.0] * 60)
+    assert found.turns == 60
+    assert found.low < 1.0 < found.high
+    assert Quantity.speedup(drifting[::-1], [1.0] * 70).text.endswith("(60 turns)")
+    assert Quantity.exact(2.0).text == "2"
+
+
 def test_predictions_are_marked() -> None:
     claim = claims()["sparcml"]
     measured = {"bytes": {"": Quantity.exact(31.0)}}
