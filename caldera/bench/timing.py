@@ -24,7 +24,7 @@ from caldera.train.callbacks import Callback
 from caldera.train.run import Run
 
 MORE, SHORT = 7, 1.0
-"""Factor by which short work is repeated more often, and its seconds in total."""
+"""Factor by which short work is repeated more often, and its usual seconds in total."""
 Work = Callable[[], object]
 
 
@@ -33,14 +33,16 @@ def in_turns(
     repeats: int,
     least: float = 2e-3,
     *,
+    short: float = SHORT,
     most: float = math.inf,
     within: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     wait: Work | None = None,
 ) -> dict[str, list[float]]:
     """Return seconds per call of each contestant, measured in turns: a slowdown affects all.
 
-    A time is measured over enough calls to take `least` seconds together. Short turns are repeated
-    more often, so that a disturbed turn does not count; after `most` seconds two turns are enough.
+    A time is measured over enough calls to take `least` seconds together. Turns that take less than
+    `short` seconds in total are repeated more often, so that a disturbed turn does not count; after
+    `most` seconds two turns are enough.
     A contestant runs inside the context that `within` returns for its name. `wait` returns when
     all submitted work is done.
 
@@ -53,7 +55,7 @@ def in_turns(
         with within(name):
             calls[name] = _calls(work, least, wait)
     watch, turns = Stopwatch(), 0
-    while turns < repeats or (turns < MORE * repeats and watch.wall < SHORT):
+    while turns < repeats or (turns < MORE * repeats and watch.wall < short):
         if turns > 1 and watch.wall > most:
             break
         for name, work in contestants.items():

@@ -16,6 +16,7 @@ from caldera.base.formatting import seconds_text, table_lines
 from caldera.base.plain_data import to_plain
 from caldera.bench.reproduce.criteria import NOT_COMPARABLE, Figure, figures
 from caldera.bench.reproduce.experiment import (
+    SECOND_LOOK,
     Experiment,
     ExperimentResult,
     Measurement,
@@ -31,6 +32,9 @@ from caldera.draw.svg import CATEGORICAL
 from caldera.errors import DataError
 
 BUSY_TEXT = "Other programs used the machine: verdicts on speed are undecided."
+AGAIN_TEXT = (
+    f"The first look was undecided. The second look had {SECOND_LOOK} times the number of turns."
+)
 HEAD = ("measured", "paper", "criterion", "ours", "verdict")
 FORMAT = "caldera reproduce 2"
 NOT_HERE = "not here"
@@ -43,7 +47,7 @@ def text_of(experiment: Experiment, outcome: ExperimentResult) -> str:
         experiment.claim.text,
         *table_lines([HEAD, *(row.cells for row in outcome.rows)], left=range(len(HEAD))),
         *(f"left out: {each}" for each in outcome.measurement.left_out),
-        *([BUSY_TEXT] if outcome.busy else []),
+        *_remarks(outcome),
         f"{outcome.verdict}, {seconds_text(outcome.seconds)}",
     ]
     return "\n  ".join([f"{experiment.name}: {experiment.claim.source}", *lines])
@@ -67,10 +71,15 @@ def markdown_of(experiment: Experiment, outcome: ExperimentResult, *, quick: boo
         "",
         f"Verdict: {outcome.verdict}.",
         *([claim.note] if claim.note else []),
-        *([BUSY_TEXT] if outcome.busy else []),
+        *_remarks(outcome),
         *(f"Left out: {each}." for each in outcome.measurement.left_out),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _remarks(outcome: ExperimentResult) -> list[str]:
+    found = [AGAIN_TEXT] if outcome.measurement.undecided else []
+    return [*found, BUSY_TEXT] if outcome.busy else found
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -105,6 +114,7 @@ def json_of(experiment: Experiment, outcome: ExperimentResult, *, quick: bool) -
         "rows": [row.cells for row in outcome.rows],
         "plots": [asdict(plot) for plot in outcome.measurement.plots],
         "samples": outcome.measurement.samples,
+        "samples of an undecided first look": outcome.measurement.undecided,
         "left out": outcome.measurement.left_out,
         "seconds": outcome.seconds,
         "cpu seconds": outcome.cpu_seconds,
@@ -135,7 +145,8 @@ def read_results(folder: Path, experiment: Experiment, *, quick: bool) -> Experi
         if (found["format"], found["quick"], found["code"]) != (FORMAT, quick, code_version()):
             return None
         plots = [Plot(**each) for each in found["plots"]]
-        measurement = Measurement(found["samples"], plots, found["left out"])
+        undecided = found["samples of an undecided first look"]
+        measurement = Measurement(found["samples"], plots, found["left out"], undecided)
         outcome = experiment.judge(measurement, busy=found["busy"])
         outcome.seconds, outcome.cpu_seconds = found["seconds"], found["cpu seconds"]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -206,6 +217,8 @@ def summary_of(done: Done, failed: Mapping[str, str], *, quick: bool) -> str:
     rows = figure_rows(done, failed)
     machine = machine_facts(settings.threads, "cuda" if card_count() else "cpu")
     busy = ", ".join(f"`{each.name}`" for each, found in done.items() if found.busy)
+    looks = {each.name: found.measurement.undecided for each, found in done.items()}
+    again = ", ".join(f"`{name}`" for name, first in looks.items() if first)
     lines = [
         "# Published claims",
         "",
@@ -216,6 +229,7 @@ def summary_of(done: Done, failed: Mapping[str, str], *, quick: bool) -> str:
         + ", ".join(f"`{file_name(each, 'json')}`" for each in done)
         + ", which are not files of the bench: `caldera check` does not read them.",
         *([f"During {busy}: {BUSY_TEXT[0].lower()}{BUSY_TEXT[1:]}"] if busy else []),
+        *([f"{again}: {AGAIN_TEXT[0].lower()}{AGAIN_TEXT[1:]}"] if again else []),
         "",
         f"{counts_text(rows)}.",
         "",
@@ -273,6 +287,7 @@ def page_of(done: Done, failed: Mapping[str, str]) -> str:
         index[experiment.name] = experiment.name
         claim = experiment.claim
         notes = [f"{claim.text}: {outcome.verdict}.", f"Judged at: {claim.scale}.", claim.note]
+        notes += _remarks(outcome)
         parts.append(
             section(
                 experiment.name,

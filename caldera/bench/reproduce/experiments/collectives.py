@@ -48,7 +48,7 @@ def ring_findings(samples: Samples) -> Findings:
 def ring(context: ExperimentContext) -> Measurement:
     """Time sums on four ranks by turns, and predict them for more."""
     sizes = {f"{mib} MiB": mib << 20 for mib in (1, 16)}
-    turns = LEAST_TURNS if context.quick else 3 * LEAST_TURNS
+    turns = context.turns(LEAST_TURNS if context.quick else 3 * LEAST_TURNS)
     context.tell(f"{RANKS} ranks")
     asked = [
         {"bytes": nbytes, "turns": turns, "algorithms": ALGORITHMS} for nbytes in sizes.values()
@@ -94,7 +94,7 @@ def fft(context: ExperimentContext) -> Measurement:
     seconds: dict[int, list[float]] = {count: [] for count in COUNTS}
     apart = []
     size = float(abs(expected).max())
-    for turn in range(ROUNDS):
+    for turn in range(context.turns(ROUNDS)):
         for count, taken in seconds.items():
             context.tell(f"{count} ranks, round {turn + 1}")
             with settings.override(threads=1), dmath.connect(count):

@@ -60,7 +60,7 @@ def allreduce_findings(samples: Samples) -> Findings:
 @experiment("allreduce", allreduce_findings)
 def allreduce(context: ExperimentContext) -> Measurement:
     """Time ranks with the same work each: on this machine's cores, predicted beyond."""
-    steps = 12 if context.quick else 20
+    steps = context.turns(12 if context.quick else 20)
     counts = [count for count in (1, 2, 4, 8) if count <= usable_cores()]
     plots = []
     samples: dict[str, dict[str, list[float]]] = {}

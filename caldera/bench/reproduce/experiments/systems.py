@@ -14,7 +14,7 @@ from caldera.base.machine import usable_cores
 from caldera.bench.levels.instrumentation import Watch, training_metrics
 from caldera.bench.levels.learner import framework_here
 from caldera.bench.levels.metrics import Watched
-from caldera.bench.reproduce.criteria import LEAST_TURNS, Findings, Quantity
+from caldera.bench.reproduce.criteria import BLOCKS, Findings, Quantity
 from caldera.bench.reproduce.experiment import (
     ExperimentContext,
     Measurement,
@@ -43,7 +43,7 @@ def replication_findings(samples: Samples) -> Findings:
 @experiment("replication", replication_findings)
 def replication(context: ExperimentContext) -> Measurement:
     """Time steps on two ranks that own parts of the parameters, by turns."""
-    rounds, steps = (3, 8) if context.quick else (6, 12)
+    rounds, steps = context.turns(BLOCKS), 4 if context.quick else 6
     samples: dict[str, Times] = {}
     for network in NETWORKS[: 1 if context.quick else 2]:
         context.tell(f"{network} on 2 ranks")
@@ -186,7 +186,7 @@ def input_tuning(context: ExperimentContext) -> Measurement:
         context.tell(f"{kind}, {best} workers and tuned")
         ways = {"best fixed": fixed[best], "tuned": loader()}
         samples[kind] = {name: [] for name in ways}
-        for _ in range(LEAST_TURNS):
+        for _ in range(context.turns()):
             for name, each in ways.items():
                 samples[kind][name].append(_batch_seconds(each))
     return Measurement(samples, left_out=context.skipped("slow augmentation"))
