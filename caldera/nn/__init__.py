@@ -15,6 +15,7 @@ from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.base.registry import provided_attributes as _provided_attributes
 from caldera.nn import losses, metrics, models
 from caldera.nn.activations import (
+    CELU,
     ELU,
     GELU,
     RBF,
@@ -26,6 +27,7 @@ from caldera.nn.activations import (
     Mish,
     PReLU,
     ReLU,
+    RReLU,
     Sigmoid,
     SiLU,
     Softmax,
@@ -36,6 +38,7 @@ from caldera.nn.activations import (
 from caldera.nn.arranging import (
     ChannelShuffle,
     Cropping,
+    Fold,
     Identity,
     Lambda,
     Padding,
@@ -91,8 +94,25 @@ from caldera.nn.ensemble import Blend, EnsembleDense, EnsembleLoss
 from caldera.nn.initialisers import fillers
 from caldera.nn.intervals import Interval, IntervalLoss
 from caldera.nn.layer import Layer
-from caldera.nn.merging import Add, Average, Dot, Maximum, Minimum, Multiply, Subtract, UnitNorm
-from caldera.nn.noise import AlphaDropout, Dropout, GaussianDropout, GaussianNoise, SpatialDropout
+from caldera.nn.merging import (
+    Add,
+    Average,
+    Bilinear,
+    Dot,
+    Maximum,
+    Minimum,
+    Multiply,
+    Subtract,
+    UnitNorm,
+)
+from caldera.nn.noise import (
+    AlphaDropout,
+    Dropout,
+    FeatureAlphaDropout,
+    GaussianDropout,
+    GaussianNoise,
+    SpatialDropout,
+)
 from caldera.nn.normalisation import (
     BatchNorm,
     GroupNorm,
@@ -112,6 +132,7 @@ from caldera.nn.pooling import (
     AveragePool3D,
     GlobalAveragePool,
     GlobalMaxPool,
+    LPPool,
     MaxPool1D,
     MaxPool2D,
     MaxPool3D,
@@ -136,6 +157,7 @@ if TYPE_CHECKING:
     from caldera.code.skip_gram import SkipGram
 
 __all__ = [
+    "CELU",
     "ELU",
     "GELU",
     "GRU",
@@ -155,6 +177,7 @@ __all__ = [
     "AveragePool3D",
     "BatchNorm",
     "Bidirectional",
+    "Bilinear",
     "BinaryConv2D",
     "BinaryDense",
     "Blend",
@@ -183,7 +206,9 @@ __all__ = [
     "Embedding",
     "EnsembleDense",
     "EnsembleLoss",
+    "FeatureAlphaDropout",
     "Flatten",
+    "Fold",
     "FullyConnected",
     "GRUCell",
     "GaussianDropout",
@@ -200,6 +225,7 @@ __all__ = [
     "Int8Dense",
     "Interval",
     "IntervalLoss",
+    "LPPool",
     "LSTMCell",
     "Lambda",
     "Layer",
@@ -230,6 +256,7 @@ __all__ = [
     "PositionalEmbedding",
     "RMSNorm",
     "RNNCell",
+    "RReLU",
     "ReLU",
     "RepeatVector",
     "Rescale",

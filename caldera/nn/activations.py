@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import constant
 from caldera.nn.basic import FunctionLayer, register
 from caldera.nn.layer import Layer
+from caldera.nn.tracing import context
 
 
 @register
@@ -101,6 +104,55 @@ class ELU(FunctionLayer):
     function = staticmethod(op.elu)
 
     alpha: float = 1.0
+
+
+@register
+@dataclass(eq=False)
+class CELU(Layer):
+    """x above 0, alpha * (exp(x / alpha) - 1) below: its slope is 1 at 0 for any alpha.
+
+    >>> from caldera import nn
+    >>> nn.CELU(0.5)([-1000.0, 3.0]).tolist()
+    [-0.5, 3.0]
+    """
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha < math.inf, "CELU", "alpha > 0", self.alpha)
+
+    def forward(self, x: Expr) -> Expr:
+        return op.where(x > 0, x, op.elu(x / self.alpha) * self.alpha)
+
+
+@register
+@dataclass(eq=False)
+class RReLU(Layer):
+    """x above 0, slope * x below, with random slopes in training and their mean in evaluation.
+
+    Args:
+        low: Least slope of a value.
+        high: Largest slope of a value.
+
+    >>> from caldera import nn
+    >>> nn.RReLU(0.25, 0.75)([-2.0, 3.0]).tolist()  # not while training
+    [-1.0, 3.0]
+    """
+
+    low: float = 1 / 8
+    high: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        ordered = -math.inf < self.low <= self.high < math.inf
+        require(ordered, "RReLU", "slopes with low <= high", f"{self.low}, {self.high}")
+
+    def forward(self, x: Expr) -> Expr:
+        now = context()
+        slope: Expr | float = (self.low + self.high) / 2
+        if now.training:
+            source = now.random_source(self.path, math.prod(x.shape[1:]))
+            slope = op.random_uniform(x.shape, self.low, self.high, x.dtype, **source)
+        return op.where(x < 0, x * slope, x)
 
 
 @register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from caldera.nn.basic import FunctionLayer, check_counts, register
 from caldera.nn.layer import Layer
 from caldera.nn.pooling import checked_axes
 from caldera.nn.tracing import context, resumed
-from caldera.op.windows import MODES
+from caldera.op.windows import MODES, as_sizes
 
 BORDERS = ("constant", "reflect", "replicate", "circular")
 
@@ -330,3 +331,39 @@ class Unfold(FunctionLayer):
     dilation: int | Sequence[int] = 1
 
     function = staticmethod(op.unfold)
+
+
+@register
+@dataclass(eq=False)
+class Fold(Layer):
+    """The sum of columns at their windows: (N, C h w, windows) to (N, C, H, W), as in PyTorch.
+
+    It is the transpose of `nn.Unfold` with the same settings: values of overlapping windows add up.
+
+    Args:
+        shape: Height and width of the images.
+        size: Height and width of the window, or one number for both.
+        stride: Distance between windows.
+        padding: Width of the border, which is cut off, "same" or "valid".
+        dilation: Distance between the elements of a window.
+
+    >>> from caldera import nn
+    >>> nn.Fold((1, 3), (1, 2))([[[1.0, 2.0], [10.0, 20.0]]]).tolist()
+    [[[[1.0, 12.0, 20.0]]]]
+    """
+
+    shape: Sequence[int]
+    size: int | Sequence[int]
+    stride: int | Sequence[int] = 1
+    padding: Any = 0
+    dilation: int | Sequence[int] = 1
+
+    def forward(self, x: Expr) -> Expr:
+        self.require(x.ndim == 3, "columns (N, C h w, windows)", f"{x.shape}")
+        window = math.prod(as_sizes(self.size, 2, "size", self.path))
+        height, width = as_sizes(self.shape, 2, "shape", self.path)
+        channels = max(1, x.shape[1] // window)
+        image = op.zeros((x.shape[0], channels, height, width), dtype=x.dtype)
+        columns = op.unfold(image, self.size, self.stride, self.padding, self.dilation)
+        self.require(columns.shape == x.shape, f"columns of shape {columns.shape}", f"{x.shape}")
+        return op.grad(op.sum(columns * x), image)

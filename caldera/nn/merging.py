@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.nn.basic import register
+from caldera.nn.basic import WeightedLayer, check_counts, register
 from caldera.nn.layer import Layer
 
 
@@ -120,6 +120,39 @@ class Minimum(Merging):
     """
 
     merge = staticmethod(op.minimum)
+
+
+@register
+@dataclass(eq=False)
+class Bilinear(WeightedLayer):
+    """Layer of two inputs: output k is a @ weight[k] @ b + bias[k], over their last axes.
+
+    Args:
+        units: Number of outputs.
+        bias: True for a trainable bias.
+        fill: Initial weights: a filler, number or array; by default Glorot's uniform ones.
+
+    >>> from caldera import nn
+    >>> nn.Bilinear(1, fill=1.0)([[1.0, 2.0]], [[3.0, 4.0, 5.0]]).tolist()
+    [[36.0]]
+    """
+
+    units: int
+    bias: bool = True
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        check_counts("Bilinear", units=self.units)
+
+    def build(self, a: Expr, b: Expr | None = None) -> None:
+        if b is None or a.ndim < 2 or a.shape[:-1] != b.shape[:-1]:
+            got = f"{a.shape} and {None if b is None else b.shape}"
+            raise self.refuse("two inputs with vectors along their last axes", got)
+        self.make_weights((self.units, a.shape[-1], b.shape[-1]), self.units)
+
+    def forward(self, a: Expr, b: Expr) -> Expr:
+        found = op.einsum("...i,kij,...j->...k", a, self.weight, b)
+        return found if self.offset is None else found + self.offset
 
 
 @register

@@ -147,5 +147,18 @@ class AlphaDropout(Noise):
         return scale * op.where(kept, x, LOWEST) - scale * self.rate * LOWEST
 
 
+@register
+@dataclass(eq=False)
+class FeatureAlphaDropout(AlphaDropout):
+    """`nn.AlphaDropout` of whole channels (N, C, ...).
+
+    >>> from caldera import nn
+    >>> nn.FeatureAlphaDropout(0.5)([[[1.0, 2.0]]]).tolist()  # not while training
+    [[[1.0, 2.0]]]
+    """
+
+    drawn = SpatialDropout.drawn
+
+
 LOWEST = -1.0507009873554805 * 1.6732632423543772
 """The limit of SELU for small numbers."""

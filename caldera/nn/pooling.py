@@ -24,7 +24,11 @@ from caldera.nn.basic import FunctionLayer, check_counts, register
 from caldera.nn.convolution import INPUTS
 from caldera.nn.layer import Layer
 
-AVERAGE_POOLS = {1: op.avg_pool1d, 2: op.avg_pool2d, 3: op.avg_pool3d}
+AVERAGE_POOLS: Mapping[int, Callable[..., Expr]] = {
+    1: op.avg_pool1d,
+    2: op.avg_pool2d,
+    3: op.avg_pool3d,
+}
 MAX_POOLS = {1: op.max_pool1d, 2: op.max_pool2d, 3: op.max_pool3d}
 """Pooling ops by their number of spatial axes."""
 
@@ -157,6 +161,40 @@ class AveragePool3D(AveragePool2D):
     """
 
     function = staticmethod(op.avg_pool3d)
+
+
+@register
+@dataclass(eq=False)
+class LPPool(Layer):
+    """The norm of each window, (sum |x|^norm)^(1/norm), of sequences, images and volumes.
+
+    As in PyTorch where x is positive or `norm` is even; for an odd norm PyTorch sums signed powers.
+
+    Args:
+        norm: Power >= 1; 1 is the sum, and a large one approaches the largest element.
+        size: Size of the window along each axis, or one number for all.
+        stride: Distance between windows; by default `size`.
+
+    >>> from caldera import nn
+    >>> nn.LPPool(2, (1, 2))([[[[3.0, -4.0], [0.0, 0.0]]]]).tolist()
+    [[[[5.0], [0.0]]]]
+    """
+
+    norm: float = 2.0
+    size: int | Sequence[int] = 2
+    stride: int | Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        require(1 <= self.norm < math.inf, "LPPool", "norm >= 1", self.norm)
+
+    def forward(self, x: Expr) -> Expr:
+        rank, sizes = checked_axes(self, x), as_list(self.size)
+        count = math.prod(sizes * rank if isinstance(self.size, int) else sizes)
+        powers = op.pow(op.abs(x), self.norm)
+        total = AVERAGE_POOLS[rank](powers, self.size, self.stride) * float(count)
+        # A window of zeros has no finite derivative.
+        root = op.pow(op.where(total > 0, total, 1.0), 1 / self.norm)
+        return op.where(total > 0, root, 0.0)
 
 
 @register

@@ -115,7 +115,7 @@ def inputs_of(name: str) -> list[Expr]:
     return [op.input(f"x{i}", shape, dtype) for i in range(2 if name in PAIRS else 1)]
 
 
-PAIRS = ("Add", "Concat", "Dot", "Subtract", "TransformerDecoderBlock")
+PAIRS = ("Add", "Bilinear", "Concat", "Dot", "Subtract", "TransformerDecoderBlock")
 SHAPES = {
     "ConvLSTM1D": (2, 3, 4, 8),
     "ConvLSTM2D": (2, 3, 4, 8, 8),
@@ -150,6 +150,8 @@ SHAPES = {
     "Padding": (2, 4, 5, 5),
     "Pixel": (2, 4, 6, 6),
     "Unfold": (2, 4, 5, 5),
+    "Fold": (2, 4, 16),
+    "LPPool": (2, 4, 5, 5),
     "Permute": (2, 3, 4),
     "TimeDistributed": (2, 3, 4),
 }
