@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from caldera.core.graph import Node, Spec, Symbol, as_numbers, as_pairs, dense_strides, laid_out
 from caldera.core.tensor.shape import Shape
+from caldera.kernels.native.codegen.program import compiled_together
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 ViewFunction = Callable[[Any], Any]
@@ -215,4 +216,5 @@ class StepSchedule:
     def bind(self, lookup: Lookup, communicator: Any = None) -> list[tuple[Call, Runner]]:
         """Return the bound runners of the steps, in order."""
         calls = self.calls(lookup, communicator)
-        return [(call, kernel.bind(call)) for kernel, call in calls]
+        with compiled_together():
+            return [(call, kernel.bind(call)) for kernel, call in calls]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from time import perf_counter
@@ -30,6 +30,7 @@ from caldera.core.memory.host import note_garbage
 from caldera.core.tensor import DType, Shape, bool_, float32, is_float
 from caldera.kernels.common.binding import ALIGNMENT
 from caldera.kernels.common.blas_threads import single_threaded_blas
+from caldera.kernels.native.codegen.program import compiled_together
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.kernels.tuning.correctness import Judge
 from caldera.kernels.tuning.threads import SHORT_S, is_shared, on_fewer_threads, seconds_in_plan
@@ -135,19 +136,20 @@ def _right_runners(
 
     `outcome` receives the seconds of their first run, and the errors of the excluded kernels.
     """
-    runners = {}
-    for kernel in kernels:
-        try:
+    runners: dict[str, Runner] = {}
+    # A kernel that cannot be compiled raises its error again when it is run.
+    with suppress(Exception), compiled_together():
+        for kernel in kernels:
+            with outcome.excluding(kernel):
+                runners[kernel.name] = kernel.bind(call)
+    for kernel in [each for each in kernels if each.name in runners]:
+        runner = runners.pop(kernel.name)
+        with outcome.excluding(kernel):
             for output in call.outputs:
                 # Results of the previous kernel must not pass for those of this one.
                 output.fill(np.nan if is_float(output.dtype) else 1)
-            runner = kernel.bind(call)
             seconds = _seconds(runner, 1)
             judge.hear(kernel)
-        except Exception as problem:
-            # On any error of a candidate, the remaining ones can still serve.
-            outcome.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
-        else:
             runners[kernel.name] = runner
             outcome.times[kernel.name] = seconds
     for name, reason in judge.wrong().items():
@@ -255,6 +257,14 @@ class TuningResult:
     failures: dict[str, str] = field(default_factory=dict)
     pace: float = 1.0
     noise: float = 0.0
+
+    @contextmanager
+    def excluding(self, kernel: Kernel) -> Iterator[None]:
+        """Context that excludes a kernel on any error: the remaining ones can still serve."""
+        try:
+            yield
+        except Exception as problem:
+            self.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
 
 
 def race(

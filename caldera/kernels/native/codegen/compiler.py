@@ -8,11 +8,13 @@ kernel within a millisecond.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import cache, partial
 from importlib.util import resolve_name
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 
 import llvmlite
 from llvmlite import binding as llvm
+from llvmlite.binding import ffi
 
 from caldera.base.file_cache import FileCache
 from caldera.core.memory.host import note_garbage
@@ -45,7 +48,7 @@ class CodeAddress(int):
         return made
 
 
-_addresses: dict[str, CodeAddress] = {}
+_addresses: dict[str, Future[CodeAddress]] = {}
 _NOWHERE = 1 << 20
 """The address of code for another processor."""
 _lock = threading.Lock()
@@ -71,14 +74,18 @@ def compiled(build: Callable[..., None], **parameters: Any) -> CodeAddress:
     if is_foreign():
         # Never called here: a kernel is compiled again, to an object file.
         return CodeAddress.of(_NOWHERE, name, build, parameters)
-    known = _addresses.get(name)
-    if known is not None:
-        return known
-    with _lock:
-        if name not in _addresses:
+    made: Future[CodeAddress] = Future()
+    found = _addresses.setdefault(name, made)
+    if found is made:
+        # Other threads that need this kernel wait for it; they can compile other kernels.
+        try:
             address = _load_or_compile(name, build, parameters)
-            _addresses[name] = CodeAddress.of(address, name, build, parameters)
-        return _addresses[name]
+        except BaseException as error:
+            del _addresses[name]
+            made.set_exception(error)
+        else:
+            made.set_result(CodeAddress.of(address, name, build, parameters))
+    return found.result()
 
 
 def _load_or_compile(name: str, build: Callable[..., None], parameters: dict[str, Any]) -> int:
@@ -86,7 +93,8 @@ def _load_or_compile(name: str, build: Callable[..., None], parameters: dict[str
     key = hashlib.blake2b(made_of.encode(), digest_size=20).hexdigest()
     symbol = f"caldera_{key}"
     code = _OBJECTS.get(key, lambda: _compile(symbol, lambda k: build(k, **parameters)))
-    return _address(code, symbol)
+    with _lock:
+        return _address(code, symbol)
 
 
 def _toolchain() -> str:
@@ -151,12 +159,35 @@ def _is_builder(module: str) -> bool:
 
 
 def _compile(symbol: str, build: Callable[[Emitter], None]) -> bytes:
-    return bytes(target_machine().emit_object(_module(symbol, build)))
+    module, problem = _module(symbol, build), ffi.OutputString()
+    buffer = _unlocked("TargetMachineEmitToMemory")(target_machine(), module, 1, problem)
+    if not buffer:
+        raise RuntimeError(str(problem))
+    try:
+        start = ffi.lib.LLVMPY_GetBufferStart(buffer)
+        return ctypes.string_at(start, ffi.lib.LLVMPY_GetBufferSize(buffer))
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
-def _module(symbol: str, build: Callable[[Emitter], None]) -> Any:
+@cache
+def _unlocked(name: str) -> Any:
+    """Return a function of LLVM without the lock of llvmlite, which threads would wait for.
+
+    Modules have separate contexts, and threads separate target machines: LLVM requires no more.
+    """
+    locked = getattr(ffi.lib, f"LLVMPY_{name}")
+    function = getattr(ctypes.CDLL(ffi.lib._name), f"LLVMPY_{name}")
+    function.argtypes, function.restype = locked.argtypes, locked.restype
+    return function
+
+
+def _module(
+    symbol: str, build: Callable[[Emitter], None], context: llvm.ContextRef | None = None
+) -> Any:
     note_garbage()
-    module = llvm.parse_assembly(str(kernel_module(symbol, build)))
+    text = str(kernel_module(symbol, build))
+    module = llvm.parse_assembly(text, context or llvm.create_context())
     module.verify()
     _optimise(module)
     return module
@@ -169,7 +200,8 @@ def object_file(kernels: Mapping[str, CodeAddress]) -> bytes:
     machine = target_machine(position_independent=True)
     whole.data_layout = str(machine.target_data)
     for symbol, kernel in kernels.items():
-        module = _module(symbol, partial(kernel.build, **kernel.parameters))
+        build = partial(kernel.build, **kernel.parameters)
+        module = _module(symbol, build, llvm.get_global_context())
         for function in module.functions:
             if not function.is_declaration:
                 own = function.name == symbol
@@ -193,9 +225,10 @@ def _optimise(module: Any) -> None:
     options.loop_unrolling = False
     passes = llvm.create_pass_builder(target_machine(), options)
     if len(functions) == 1:
-        passes.getFunctionPassManager().run(functions[0], passes)
+        manager = passes.getFunctionPassManager()
+        _unlocked("RunNewFunctionPassManager")(manager, functions[0], passes)
     else:
-        passes.getModulePassManager().run(module, passes)
+        _unlocked("RunNewModulePassManager")(passes.getModulePassManager(), module, passes)
 
 
 def _address(code: bytes, symbol: str) -> int:

@@ -20,8 +20,9 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
-from functools import cache, cached_property, update_wrapper
+from functools import cache, cached_property, partial, update_wrapper
 from itertools import chain, count
 from types import NoneType, UnionType
 from typing import (
@@ -50,6 +51,7 @@ from caldera.kernels.native.codegen.emitter import (
     Pointer,
     RegisterValue,
 )
+from caldera.kernels.native.codegen.target import is_foreign
 
 Integer: TypeAlias = RegisterValue
 """An int64 that is given to a kernel."""
@@ -80,13 +82,18 @@ class NativeCall:
     the error.
     """
 
-    address: int
+    locate: Callable[[], int]
     slots: np.ndarray
     parts: int
     kernel: NativeKernel
     given: Mapping[str, Any]
     status: np.ndarray | None = None
     refuse: Callable[[], NoReturn] | None = None
+
+    @cached_property
+    def address(self) -> int:
+        """The address of the code, compiled now if it is not compiled yet."""
+        return self.locate()
 
     def values(self) -> list[Any]:
         """Return the value in each slot: an array, the address of code, or a number."""
@@ -330,17 +337,24 @@ class NativeKernel:
     def call(self, *, parts: int = 1, **given: Any) -> NativeCall:
         """Create a call with these arguments, split into `parts` that workers can share.
 
-        The kernel is called once for each part.
+        The kernel is called once for each part. It is compiled now, or with other kernels at the
+        end of `program.compiled_together`.
         """
         slots, form = self.packed(given)
-        return NativeCall(
-            self.address(form),
+        call = NativeCall(
+            partial(self.address, form),
             np.array(slots, np.int64),
             max(1, parts),
             self,
             given,
             given.get("status"),
         )
+        waiting = waiting_calls.get()
+        if waiting is None or is_foreign():
+            _ = call.address
+        else:
+            waiting.setdefault((self, form), []).append(call)
+        return call
 
     def __call__(self, k: Emitter, form: tuple[Any, ...]) -> None:
         """Emit the code for arguments of this form."""
@@ -348,6 +362,10 @@ class NativeKernel:
         names = [*array_names, *integer_names, *(name for name, _ in others)]
         slots, rest, kinds = count(), iter(form), self.signature.kinds
         self._emit(k, **{name: kinds[name].unpack(k, slots, rest) for name in names})
+
+
+waiting_calls: ContextVar[dict[Any, list[NativeCall]] | None] = ContextVar("calls", default=None)
+"""Calls whose code is compiled later, by kernel and form; None to compile in `call`."""
 
 
 def native_kernel(emit: Callable[..., None]) -> NativeKernel:

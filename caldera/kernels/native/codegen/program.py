@@ -16,7 +16,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from time import perf_counter
@@ -26,7 +27,7 @@ import numpy as np
 from llvmlite import ir
 
 from caldera.base.config import settings
-from caldera.base.threads import is_worker, submit
+from caldera.base.threads import is_worker, parallel_for, submit
 from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Pointer, RegisterValue
 from caldera.kernels.native.codegen.kernel import (
     ENTRY,
@@ -34,6 +35,7 @@ from caldera.kernels.native.codegen.kernel import (
     NativeCall,
     NativeKernel,
     native_kernel,
+    waiting_calls,
 )
 from caldera.kernels.table import Runner
 
@@ -76,6 +78,30 @@ _entries: dict[Any, Callable[..., None]] = {}
 
 Messages are too frequent for the cost of naming a call.
 """
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """Context that compiles the kernels of its calls at the end, on all threads.
+
+    A kernel that is run inside is compiled immediately.
+    """
+    waiting: dict[Any, list[NativeCall]] = {}
+    before = waiting_calls.set(waiting)
+    try:
+        yield
+    finally:
+        waiting_calls.reset(before)
+    rest = iter(waiting.values())
+
+    def compile_rest(worker: int, workers: int) -> None:
+        if worker == 0:
+            _functions()
+        for calls in rest:
+            for call in calls:
+                _ = call.address
+
+    parallel_for(compile_rest, len(waiting))
 
 
 def in_sequence(runners: Iterable[Runner]) -> Runner:
@@ -411,4 +437,4 @@ def _traced(call: NativeCall, note: Callable[[PartSpan], None]) -> NativeCall:
     callback = _KIND(run)
     address = ctypes.cast(callback, ctypes.c_void_p).value
     assert address is not None
-    return replace(call, address=address, given={**call.given, "traced": callback})
+    return replace(call, locate=lambda: address, given={**call.given, "traced": callback})

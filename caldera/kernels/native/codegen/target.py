@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -110,15 +111,15 @@ def _this_machine() -> CompilerTarget:
 
 
 def target_machine(*, position_independent: bool = False) -> Any:
-    """LLVM's own description of the machine, with all optimisations on.
+    """LLVM's own description of the machine, with all optimisations on, for the calling thread.
 
     Code for this process is loaded at a fixed address, code for a library at any.
     """
-    return _machine(host_target(), position_independent)
+    return _machine(host_target(), position_independent, threading.get_ident())
 
 
 @lru_cache
-def _machine(here: CompilerTarget, position_independent: bool) -> Any:
+def _machine(here: CompilerTarget, position_independent: bool, thread: int) -> Any:
     target = llvm.Target.from_triple(here.triple)
     how: dict[str, Any] = {"reloc": "pic"} if position_independent else {"jit": True}
     return target.create_target_machine(cpu=here.cpu, features=here.features, opt=3, **how)

@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from caldera.kernels.native.codegen.emitter import (
     vector,
 )
 from caldera.kernels.native.codegen.kernel import native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.codegen.program import NativeRunner, compiled_together
 from caldera.kernels.table import TABLE
 
 _times_built: list[float] = []
@@ -116,6 +117,45 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     folder.parent.mkdir(exist_ok=True)
     folder.write_text("a file where the folder should be")
     assert _result(8.0) == 8.0
+
+
+@native_kernel
+def _refused(k: Emitter, x: Pointer) -> None:
+    raise ValueError("cannot be compiled")
+
+
+def test_kernels_compiled_together_compute_as_alone(folder: Path) -> None:
+    numbers = np.ones(12)
+    with cd.settings.override(threads=3):
+        with compiled_together():
+            calls = [_double.call(x=numbers[i:], factor=1.0 + i // 2) for i in range(12)]
+            assert not _times_built
+        assert sorted(_times_built) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        NativeRunner(calls)()
+    assert numbers.tolist() == [1.0 + i // 2 for i in range(12)]
+    assert len(_times_built) == 6
+
+
+def test_what_is_run_before_the_others_is_compiled_at_once(folder: Path) -> None:
+    with compiled_together():
+        assert _result(5.0) == 5.0
+    assert _times_built == [5.0]
+
+
+def test_threads_share_the_code_of_a_kernel(folder: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(_result, [7.0] * 8)) == [7.0] * 8
+    assert _times_built == [7.0]
+
+
+def test_a_kernel_that_cannot_be_compiled_raises_its_error_each_time(folder: Path) -> None:
+    numbers = np.ones(1)
+    with pytest.raises(ValueError, match="cannot be compiled"), compiled_together():
+        refused, double = _refused.call(x=numbers), _double.call(x=numbers, factor=2.0)
+    with pytest.raises(ValueError, match="cannot be compiled"):
+        NativeRunner([refused])()
+    NativeRunner([double])()
+    assert numbers[0] == 2.0
 
 
 def test_another_process_loads_it(folder: Path) -> None:

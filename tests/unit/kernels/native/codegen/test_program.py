@@ -161,7 +161,7 @@ def test_each_thread_keeps_its_part_from_call_to_call() -> None:
     address = ctypes.cast(callback, ctypes.c_void_p).value
     assert address is not None
     with cd.settings.override(threads=threads):
-        NativeRunner([replace(call, address=address)] * calls)()
+        NativeRunner([replace(call, locate=lambda: address)] * calls)()
     assert found[0] == {threading.get_ident()}
     assert [len(each) for each in found] == [1] * threads
     assert len(set.union(*found)) == threads
