@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from importlib import import_module
 from itertools import repeat
 from operator import index
 from typing import Any, TypeVar
@@ -93,6 +94,29 @@ def guard(
             guarded(value)
     for name, several in (methods or {}).items():
         guard_methods(room[name], several, own_words)
+
+
+def imported_later(
+    room: dict[str, Any], modules: Mapping[str, str], *leave: str
+) -> Callable[[str], Any]:
+    """Return the function that imports a package's public names, each guarded on its first use.
+
+    `modules` has the module of each name, with ":attribute" if its attribute is named differently.
+    The names in `leave` are not guarded.
+
+    >>> from caldera.base.arguments import imported_later
+    >>> imported_later({}, {"Folder": "pathlib:Path"})("Folder").__name__
+    'Path'
+    """
+
+    def found(name: str) -> Any:
+        module, _, attribute = modules[name].partition(":")
+        part = {"__all__": [name], name: getattr(import_module(module), attribute or name)}
+        guard(part, *leave)
+        room[name] = part[name]
+        return part[name]
+
+    return found
 
 
 def guard_methods(cls: type, names: str, own_words: bool = True) -> None:

@@ -60,10 +60,9 @@ combined model.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from caldera.base.arguments import guard as _guard
+from caldera.base.arguments import imported_later as _imported_later
 from caldera.base.foreign_names import answer_foreign as _answer_foreign
 
 if TYPE_CHECKING:
@@ -114,14 +113,7 @@ __all__ = [
 ]
 
 
-def _found(name: str) -> Any:
-    found = getattr(import_module(_LATER[name]), name)
-    globals()[name] = found
-    _guard({"__all__": [name], name: found})
-    return found
-
-
-_answer_foreign(globals(), _found)
+_answer_foreign(globals(), _imported_later(globals(), _LATER))
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
-from caldera.base.arguments import shown
+from caldera.base.arguments import guard_methods, shown
 from caldera.base.formatting import html_facts, html_table, note
 from caldera.core.tensor.dtype import real_array_of, refuse_masked
 from caldera.data.datasets.splits import split
@@ -365,3 +365,6 @@ def npz(
         raise DataError.build(
             where, expected="arrays that belong together", got=str(error)
         ) from None
+
+
+guard_methods(Dataset, "hold_out")

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.base.arguments import within
+from caldera.base.arguments import guard_methods, within
 from caldera.base.plain_data import from_plain, to_plain
 from caldera.base.registry import nearest, optional_import
 from caldera.errors import ConfigError, DataError
@@ -271,3 +271,6 @@ def _engine(vocabulary: tuple[str, ...], merges: tuple[str, ...], where: str) ->
     engine = package.Tokenizer(package.models.BPE(vocab=numbers, merges=pairs))
     engine.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     return engine
+
+
+guard_methods(Tokenizer, "decode encode fit transform")

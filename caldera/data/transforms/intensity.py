@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera import op
-from caldera.base.arguments import refusal
+from caldera.base.arguments import guard_methods, refusal
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import float32, float64, is_float, real_array_of, uint8
 from caldera.data.random_draws import Draw, LazyDraw
@@ -324,3 +324,7 @@ def _has_colours(x: Any) -> bool:
             "data.Colour", expected="1 or 3 channels (axis 1)", got=f"a batch of shape {x.shape}"
         )
     return channels == 3
+
+
+guard_methods(Normalise, "of")
+guard_methods(SubtractMean, "of")
