@@ -47,7 +47,7 @@ LARGE = frozenset(
         "packed together",
         "packed, sums cut",
         "packed, sums cut in 4",
-        "packed 1x1 product",
+        "1x1 product",
         "amx",
         "amx 1x1 product",
         "amx im2col",

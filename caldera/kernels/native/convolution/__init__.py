@@ -1,8 +1,8 @@
 """Convolutions compiled to machine code: direct, or as matrix products.
 
-In the forward direction, matrix products are offered only for filters with a single tap. Building a
-matrix first took 1.3 to 15 times as long as the best alternative at every measured size, see
-benchmarks/results/kernels-x86_64.md. For the gradients, such products are faster in some cases.
+Filters with a single tap need no matrix of windows, see `products.py`. For larger filters, building
+it first is offered only for the gradients. In the forward direction it took 1.3 to 15 times as long
+as the best alternative at every measured size, see benchmarks/results/kernels-x86_64.md.
 
 Estimates predict the approximate time of a method. They determine which method is tried first, or
 used if there is no time to measure. Seconds refer to a core that does 36 billion operations a
@@ -71,39 +71,33 @@ def _correlating(packing: Packing) -> float:
     return flops / (PEAK * efficiency) + overhead + copied / MEMORY + packing.filters * ELEMENT
 
 
+def product_seconds(node: Node) -> float:
+    """Return the estimated seconds by a product of pixels and filters."""
+    geometry = Geometry.of(node)
+    # Products of narrow matrices are slower.
+    sides = (geometry.terms, geometry.results)
+    efficiency = 0.93 * sides[0] / (sides[0] + 8) * sides[1] / (sides[1] + 3)
+    packing = size(geometry.filters) * ELEMENT
+    return _moving(geometry) + geometry.flops / (PEAK * efficiency) + packing
+
+
 def columns_seconds(node: Node) -> float:
     """Return the estimated seconds by im2col: columns and products."""
     geometry = Geometry.of(node)
     own = Columns(geometry, node.op.name)
-    # BLAS is slower on narrow matrices.
-    sides = (geometry.terms, geometry.results)
-    efficiency = 0.93 * sides[0] / (sides[0] + 8) * sides[1] / (sides[1] + 3)
-    columns = 0
-    if not geometry.is_pointwise:
-        columns = geometry.pixels * geometry.groups * geometry.terms * geometry.dtype.itemsize
-    rows = geometry.pixels * geometry.groups * geometry.taps[0] * 4e-9 if columns else 0.0
+    columns = geometry.pixels * geometry.groups * geometry.terms * geometry.dtype.itemsize
+    rows = geometry.pixels * geometry.groups * geometry.taps[0] * 4e-9
     # Each part of the output channels creates all rows.
-    making = own.grid[0] * (columns / MEMORY + rows)
+    making = own.splits * (columns / MEMORY + rows)
     # With each block BLAS packs the filters, or reads and writes their gradient.
     blocks = own.blocks * (geometry.batch if own.by_image else 1)
     passes = 2 * blocks if node.op.name == "conv2d_weight" else blocks
     visiting = passes * size(geometry.filters) * geometry.dtype.itemsize / MEMORY
-    multiplying = geometry.flops / (PEAK * efficiency)
-    packing = size(geometry.filters) * ELEMENT
-    return _moving(geometry) + multiplying + making + visiting + packing
+    return product_seconds(node) + making + visiting
 
 
 PRIORITY = 12
 """Priority of all convolution methods: their estimates decide which is tried first."""
-
-
-def _is_product(node: Node) -> bool:
-    return im2col.is_offered(node) and Geometry.of(node).is_pointwise
-
-
-def _needs_columns(node: Node) -> bool:
-    geometry = Geometry.of(node)
-    return im2col.is_offered(node) and not geometry.is_pointwise and not geometry.is_depthwise
 
 
 for _op, _direct in (
@@ -120,19 +114,12 @@ for _op, _direct in (
         PRIORITY,
         estimate=direct_seconds,
     )
-for _op, _name, _supports in (
-    ("conv2d", "1x1 product", _is_product),
-    ("conv2d_input", "1x1 product", _is_product),
-    ("conv2d_weight", "1x1 product", _is_product),
-    ("conv2d_input", "im2col", _needs_columns),
-    ("conv2d_weight", "im2col", _needs_columns),
-):
-    offer(
-        _op,
-        _name,
-        im2col.bind,
-        _supports,
-        im2col.workspace,
-        PRIORITY,
-        estimate=columns_seconds,
-    )
+offer(
+    ("conv2d_input", "conv2d_weight"),
+    "im2col",
+    im2col.bind,
+    im2col.supports,
+    im2col.workspace,
+    PRIORITY,
+    estimate=columns_seconds,
+)

@@ -1,8 +1,7 @@
-"""Convolution as a matrix product: each row of the matrix is the window of an output pixel.
+"""Gradients of convolutions as matrix products: each row is the window of an output pixel.
 
-For filters with a single tap and no stride, the image is that matrix. For the gradients of other
-filters, each worker builds the matrix for a block of pixels at a time, small enough to stay in the
-cache.
+Each worker builds the matrix for a block of pixels at a time, small enough to stay in the cache.
+Filters with a single tap need no such matrix, see `products.py`.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ from caldera.kernels.native.codegen import (
     natural_lanes,
 )
 from caldera.kernels.native.codegen.matrix_multiply import blas
-from caldera.kernels.native.convolution.im2col_kernels import (
-    forward,
-    input_gradient,
-    weight_gradient,
-)
+from caldera.kernels.native.convolution.im2col_kernels import input_gradient, weight_gradient
 from caldera.kernels.native.convolution.reorder import (
     ONCE,
     CopyLoop,
@@ -37,7 +32,6 @@ from caldera.kernels.native.convolution.reorder import (
     scratch_bytes,
     staging_bytes,
 )
-from caldera.kernels.native.product import problem
 from caldera.kernels.table import Call, Runner
 
 COLUMN_BYTES = 3 << 17
@@ -58,11 +52,6 @@ class Columns:
     op: str
 
     @property
-    def in_place(self) -> bool:
-        """True if the image is the matrix itself."""
-        return self.geometry.is_pointwise
-
-    @property
     def filters(self) -> int:
         """Elements of the filters, as (K, R, S, C / groups)."""
         return self.geometry.filters[0] * self.geometry.terms
@@ -70,7 +59,7 @@ class Columns:
     @property
     def by_image(self) -> bool:
         """True if a worker has whole images, because only a single worker may add to a pixel."""
-        return self.op == "conv2d_input" and not self.in_place
+        return self.op == "conv2d_input"
 
     @property
     def unit(self) -> int:
@@ -82,11 +71,9 @@ class Columns:
         """Pixels of a block."""
         pixels = self.unit or max(1, self.geometry.pixels)
         fits = COLUMN_BYTES // (self.geometry.terms * self.geometry.dtype.itemsize)
-        most = pixels if self.in_place else max(FEWEST_ROWS, min(MOST_ROWS, fits))
+        most = max(FEWEST_ROWS, min(MOST_ROWS, fits))
         if self.op == "conv2d_weight":
             most = min(most, -(-pixels // max(1, self.sums)))
-        elif self.in_place:
-            most = -(-pixels // thread_count())
         return -(-pixels // -(-pixels // max(1, most)))
 
     @property
@@ -97,19 +84,12 @@ class Columns:
         return max(1, min(most, wanted)) if self.geometry.pixels else 0
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Number of parts of the output and input channels, for more threads than partial sums.
-
-        Rows that are built first are not split: each part would build them again.
-        """
+    def splits(self) -> int:
+        """Number of parts of the output channels, for more threads than partial sums."""
         if self.op != "conv2d_weight":
-            return 1, 1
-        results, terms = self.geometry.results, self.geometry.terms
+            return 1
         wanted = -(-thread_count() // max(1, self.sums))
-        if not self.in_place:
-            return max(1, min(results, wanted)), 1
-        height, width = problem.blocks(1, results, terms, wanted, finish=False)
-        return max(1, -(-results // max(1, height))), max(1, -(-terms // max(1, width)))
+        return max(1, min(self.geometry.results, wanted))
 
     @property
     def blocks(self) -> int:
@@ -120,14 +100,13 @@ class Columns:
     def parts(self) -> int:
         """Workers that may take part."""
         if self.op == "conv2d_weight":
-            return max(1, self.sums * self.grid[0] * self.grid[1])
-        units = self.geometry.batch if self.by_image else self.blocks
-        return max(1, min(thread_count(), units))
+            return max(1, self.sums * self.splits)
+        return max(1, min(thread_count(), self.geometry.batch))
 
     @property
     def lengths(self) -> list[int]:
         """Scratch memory: filters, blocks of the matrix, partial sums."""
-        columns = 0 if self.in_place else self.parts * self.rows * self.geometry.terms
+        columns = self.parts * self.rows * self.geometry.terms
         if self.op == "conv2d_weight":
             return [0, columns, self.sums * self.filters]
         return [self.filters, columns, 0]
@@ -175,8 +154,7 @@ def _call(
         "blocks": columns.blocks,
         "pixels": columns.unit or geometry.pixels,
         "sums": columns.sums,
-        "splits": columns.grid[0],
-        "term_splits": columns.grid[1],
+        "splits": columns.splits,
         "filters": columns.filters,
     }
     return kernel.call(
@@ -186,7 +164,6 @@ def _call(
         scratch=scratch,
         address=known.gemm(computed_type(geometry.dtype.name)),
         n=values,
-        in_place=columns.in_place,
         parts=columns.parts,
     )
 
@@ -254,9 +231,11 @@ def _written(columns: Columns, partial: np.ndarray, out: np.ndarray) -> list[Nat
     ]
 
 
-def is_offered(node: Node) -> bool:
-    """Return True if a BLAS is available and the convolution is supported."""
-    return blas() is not None and Geometry.of(node).is_usual
+def supports(node: Node) -> bool:
+    """Return True if a BLAS is available, and windows have several pixels and channels."""
+    geometry = Geometry.of(node)
+    has_windows = not geometry.unstrided.is_pointwise and not geometry.is_depthwise
+    return blas() is not None and geometry.is_usual and has_windows
 
 
 def workspace(node: Node) -> int:
@@ -279,10 +258,7 @@ def bind(call: Call) -> Runner:
         if columns.op == "conv2d_weight":
             multiply = _call(columns, weight_gradient, first, partial, second, scratch)
             return [multiply, *_written(columns, partial, out)]
-        if columns.op == "conv2d":
-            multiply = _call(columns, forward, first, packed, out, scratch)
-        else:
-            multiply = _call(columns, input_gradient, out, packed, first, scratch)
+        multiply = _call(columns, input_gradient, out, packed, first, scratch)
         return [*_packed(columns, second, packed), multiply]
 
     return bind_staged(call, columns.lengths, compute, is_uniform)

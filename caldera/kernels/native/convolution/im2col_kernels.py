@@ -1,4 +1,4 @@
-"""The kernels of a convolution as a product: they make rows of the matrix, or add them up, and
+"""Kernels of convolutions' gradients as products: they make rows of the matrix, or add them up, and
 multiply."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Im2colSizes = Annotated[
         "batch height width channels image_step row_step pixel_step target_rows target_columns "
         "results target_step groups stride_rows stride_columns start_row start_column "
         "dilation_rows dilation_columns tap_rows runs run_taps tap_length terms rows blocks pixels "
-        "sums splits term_splits filters"
+        "sums splits filters"
     ),
 ]
 """The convolution and its blocks in numbers and distances. A row of taps is `runs` runs of
@@ -99,44 +99,6 @@ class _Rows:
             for i, some, mask in self.k.masked_vectors(length, widths, masked=masked):
                 target.store(i, target.load(i, some, mask) + source.load(i, some, mask), mask)
 
-    def matrix(
-        self, in_place: bool, first: RegisterValue, group: RegisterValue
-    ) -> tuple[Pointer, RegisterValue]:
-        """Return the rows of pixels from `first` on, and the distance between them."""
-        n = self.n
-        if in_place:
-            return self.image.at(first * n.pixel_step + group * n.channels), n.pixel_step
-        return self.columns, n.terms
-
-
-@native_kernel
-def forward(
-    k: Emitter,
-    image: Pointer,
-    filters: Pointer,
-    output: Pointer,
-    scratch: Pointer,
-    address: Integer,
-    n: Im2colSizes,
-    in_place: bool,
-) -> None:
-    assert in_place, "direct convolution is faster than rows that are made first"
-    with k.loop(*k.part_range(n.blocks)) as block, k.loop(0, n.groups) as group:
-        first = block * n.rows
-        count = k.minimum(n.rows, n.pixels - first)
-        left = image.at(first * n.pixel_step + group * n.channels)
-        right = filters.at(group * n.results * n.terms)
-        goal = output.at(first * n.target_step + group * n.results)
-        gemm(
-            k,
-            address,
-            (count, n.results, n.terms),
-            (left, n.pixel_step),
-            (right, n.terms),
-            (goal, n.target_step),
-            tb=True,
-        )
-
 
 @native_kernel
 def input_gradient(
@@ -147,28 +109,9 @@ def input_gradient(
     scratch: Pointer,
     address: Integer,
     n: Im2colSizes,
-    in_place: bool,
 ) -> None:
-    own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
-
-    def product(first: RegisterValue, count: RegisterValue, group: RegisterValue) -> None:
-        right = filters.at(group * n.results * n.terms)
-        goal = output.at(first * n.target_step + group * n.results)
-        gemm(
-            k,
-            address,
-            (count, n.terms, n.results),
-            (goal, n.target_step),
-            (right, n.terms),
-            own.matrix(in_place, first, group),
-        )
-
-    if in_place:
-        begin, end = k.part_range(n.blocks)
-        with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
-            first = block * n.rows
-            product(first, k.minimum(n.rows, n.pixels - first), group)
-        return
+    columns = scratch.at(k.part * n.rows * n.terms)
+    own = _Rows(k, n, image, columns)
     with k.loop(*k.part_range(n.batch)) as number:
         pixels = n.height * n.width * n.channels * n.groups
         k.clear_bytes(image.at(number * n.image_step), pixels * itemsize(image.type))
@@ -176,7 +119,16 @@ def input_gradient(
             inside = block * n.rows
             first = number * n.pixels + inside
             count = k.minimum(n.rows, n.pixels - inside)
-            product(first, count, group)
+            right = filters.at(group * n.results * n.terms)
+            goal = output.at(first * n.target_step + group * n.results)
+            gemm(
+                k,
+                address,
+                (count, n.terms, n.results),
+                (goal, n.target_step),
+                (right, n.terms),
+                (columns, n.terms),
+            )
             own.add(first, count, group)
 
 
@@ -189,31 +141,26 @@ def weight_gradient(
     scratch: Pointer,
     address: Integer,
     n: Im2colSizes,
-    in_place: bool,
 ) -> None:
-    own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
-    across = n.term_splits
-    number, split = k.part // (n.splits * across), k.part // across % n.splits
+    columns = scratch.at(k.part * n.rows * n.terms)
+    own = _Rows(k, n, image, columns)
+    number, split = k.part // n.splits, k.part % n.splits
     top, bottom = n.results * split // n.splits, n.results * (split + 1) // n.splits
-    split = k.part % across
-    left, right = n.terms * split // across, n.terms * (split + 1) // across
     partial = filters.at(number * n.filters)
     begin, end = n.blocks * number // n.sums, n.blocks * (number + 1) // n.sums
     with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
         first = block * n.rows
         count = k.minimum(n.rows, n.pixels - first)
-        if not in_place:
-            own.fill(first, count, group)
+        own.fill(first, count, group)
         given = output.at(first * n.target_step + group * n.results + top)
-        sums = partial.at((group * n.results + top) * n.terms + left)
+        sums = partial.at((group * n.results + top) * n.terms)
         one = k.constant(1.0, sums.type)
-        rows, distance = own.matrix(in_place, first, group)
         gemm(
             k,
             address,
-            (bottom - top, right - left, count),
+            (bottom - top, n.terms, count),
             (given, n.target_step),
-            (rows.at(left), distance),
+            (columns, n.terms),
             (sums, n.terms),
             ta=True,
             beta=k.select(block.equals(begin), one * 0.0, one),

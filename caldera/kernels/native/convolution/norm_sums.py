@@ -217,5 +217,6 @@ for _op, _inner in CONVOLUTIONS.items():
     for _kernel in TABLE.kernels(_inner.name, "cpu"):
         if _kernel.name in winograd.KERNELS:
             _offer(_op, _kernel, partial(_winograd, size=winograd.KERNELS[_kernel.name]))
-        elif _kernel.name != "reference":
+        elif _kernel.name != "reference" and not _kernel.name.startswith("amx"):
+            # These ops are for float32 and wider numbers, tile registers for bfloat16.
             _offer(_op, _kernel, partial(_alone, kernel=_kernel))

@@ -1,9 +1,8 @@
 """Convolutions as built-in matrix products, which gather the rows of the left matrix.
 
 With filters of a single pixel, the rows are pixels: channels-last images already form a matrix. A
-copy is needed only if the images are parts of a larger array, or if a stride skips pixels. bfloat16
-matrices are multiplied in tile registers. For the gradient of filters, whose sums are long and are
-split, packed micro-kernels multiply float32 matrices. `im2col.py` uses the BLAS instead.
+copy is needed only if the images are parts of a larger array, or if a stride skips pixels. Packed
+micro-kernels multiply the matrices, or tile registers if they are bfloat16.
 
 With larger filters and bfloat16, the rows are windows. If channels come in blocks of 32, windows
 are gathered from the images during packing. Otherwise their matrix is written first, which takes
@@ -22,11 +21,11 @@ import numpy as np
 
 from caldera.core.graph import NHWC, Node, Spec, parameter
 from caldera.core.graph.ops.product import matmul
-from caldera.core.tensor import DType, Shape, bfloat16, float32
+from caldera.core.tensor import DType, Shape, bfloat16
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry, Phase, input_phases, seen_pixels
 from caldera.kernels.native.codegen import NativeCall, NativeRunner, offer
-from caldera.kernels.native.convolution import COPY, PEAK, PRIORITY, columns_seconds
+from caldera.kernels.native.convolution import COPY, PEAK, PRIORITY, product_seconds
 from caldera.kernels.native.product import amx, packed  # noqa: F401 - register their kernels
 from caldera.kernels.native.product.amx_packing import SIDE
 from caldera.kernels.native.product.problem import copied, dense
@@ -44,7 +43,6 @@ The products are images times filters, gradient times filters, and gradient time
 
 _PACKED = ("packed, sums cut in 4", "packed together", "packed")
 """Products that multiply the matrices: the first of these that can."""
-_PIXELS_A_CHANNEL = 8
 _FEWEST_ELEMENTS = 16
 """Minimum number of contiguous elements of a window; with fewer, copies are too slow."""
 _FASTER = 8
@@ -86,18 +84,6 @@ def _supports_pixels(node: Node, names: tuple[str, ...]) -> bool:
     if not (_is_product(node) and _has_rows(node)):
         return False
     return _product_kernel(node, names) is not None
-
-
-def _supports_packed(node: Node) -> bool:
-    """Return True if the sums are not much longer than the filters are wide.
-
-    Otherwise, parts of small filters read too much per multiplication. With 64 and 256 channels and
-    50,176 pixels, sixteen threads take 3.4 ms, compared with 2.3 ms for the direct kernel. With 256
-    and 1,024 channels and 3,136 pixels, they take 1.7 ms, compared with 2.8 ms by the BLAS.
-    """
-    geometry = Geometry.of(node)
-    is_short = geometry.pixels <= _PIXELS_A_CHANNEL * max(geometry.filters[:2])
-    return node.dtype == float32 and is_short and _supports_pixels(node, _PACKED)
 
 
 def _product_of_pixels(node: Node) -> Node:
@@ -431,20 +417,16 @@ offer(
     PRIORITY,
     estimate=_seconds,
 )
-offer(
-    _TRANSPOSED,
-    "amx 1x1 product",
-    partial(_bind_pixels, names=("amx",)),
-    partial(_supports_pixels, names=("amx",)),
-    partial(_pixels_workspace, names=("amx",)),
-    priority=12,
-)
-offer(
-    "conv2d_weight",
-    "packed 1x1 product",
-    partial(_bind_pixels, names=_PACKED),
-    _supports_packed,
-    partial(_pixels_workspace, names=_PACKED),
-    priority=12,
-    estimate=columns_seconds,
-)
+for _name, _products, _estimate in (
+    ("amx 1x1 product", ("amx",), lambda node: 0.0),
+    ("1x1 product", _PACKED, product_seconds),
+):
+    offer(
+        _TRANSPOSED,
+        _name,
+        partial(_bind_pixels, names=_products),
+        partial(_supports_pixels, names=_products),
+        partial(_pixels_workspace, names=_products),
+        PRIORITY,
+        estimate=_estimate,
+    )

@@ -1,5 +1,5 @@
-"""Convolutions as products of our own: bfloat16 images in tile registers with filters of one pixel
-and larger ones, and in float32 the gradient of filters of one pixel."""
+"""Convolutions as products of our own: filters of one pixel in every dtype, and bfloat16 images in
+tile registers with filters of one pixel and larger ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.kernels.native.convolution.cases import convolution_nodes
 from tests.unit.kernels.native.other_targets import building_for
 from tests.unit.kernels.native.tile_registers import with_tile_registers
 
-NAME, LARGER, PACKED = "amx 1x1 product", "amx im2col", "packed 1x1 product"
+NAME, LARGER, PACKED = "amx 1x1 product", "amx im2col", "1x1 product"
 SHAPES = [((2, 3, 4, 5), 7), ((1, 40, 3, 3), 33), ((3, 64, 6, 6), 16)]
 
 
@@ -159,6 +159,7 @@ def test_random_convolutions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
                 _check(node, kernel, threads=draw.choice([1, 2, 5]))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("threads", [1, 3, 16])
 @pytest.mark.parametrize(
     ("image", "results", "stride"),
@@ -166,21 +167,17 @@ def test_random_convolutions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
         ((2, 48, 7, 9), 16, 1),
         ((3, 20, 16, 13), 200, 1),
         ((2, 33, 9, 8), 5, 2),
-        ((1, 1, 5, 5), 4, 1),
+        ((1, 5, 5, 5), 4, 1),
     ],
 )
-def test_gradients_of_filters_in_float32(
-    image: tuple[int, ...], results: int, stride: int, threads: int
+def test_packed_products_of_pixels(
+    image: tuple[int, ...], results: int, stride: int, threads: int, dtype: str
 ) -> None:
     filters = (results, image[1], 1, 1)
-    *others, node = convolution_nodes(image, filters, dtype="float32", stride=(stride, stride))
-    assert node.op.name == "conv2d_weight"
-    assert all(_kernel(each, PACKED) is None for each in others)
-    with settings.override(threads=threads):
-        # Products of the BLAS are cut for many threads as well.
-        kernels = [_kernel(node, name) for name in (PACKED, "1x1 product")]
-    assert kernels[0] is not None
-    for kernel in filter(None, kernels):
+    for node in convolution_nodes(image, filters, dtype=dtype, stride=(stride, stride)):
+        with settings.override(threads=threads):
+            kernel = _kernel(node, PACKED)
+        assert kernel is not None
         _check(node, kernel, threads)
 
 
