@@ -1,6 +1,8 @@
 """Puts every kernel on trial: its time beside that of everything else that computes the same.
 
-    python benchmarks/kernels/special_kernels.py --device cpu
+    python benchmarks/kernels/special_kernels.py --device cpu --only matmul --keep trial.jsonl
+    python benchmarks/kernels/special_kernels.py --device cpu --only conv2d --keep trial.jsonl
+    python benchmarks/kernels/special_kernels.py --report trial.jsonl trial-again.jsonl
     python benchmarks/kernels/special_kernels.py --device cuda --seconds 140
 
 Kernels are not listed here: the table of kernels is asked for the candidates of each node, so a new
@@ -9,21 +11,29 @@ of ("its parts": the general kernels, chosen by measurement), NumPy on a CPU and
 are checked against the oracle; they take turns, and the best round of each counts. The ratio is a
 kernel's time over that of the best other: below 1 it is ahead.
 
-Ways of one kernel ("cudnn 2") count as that kernel. On a card calls are captured and replayed, but
-for what cannot be captured (cuSOLVER, CuPy), which is called from Python. At the end steps of whole
-networks are timed with and without what makes launches one. A kernel that is ahead nowhere has
-either another reason to be there, or none.
+The best round counts, so that other work on the machine matters little, except to the locks of a
+BLAS: with `--processor-time` kernels run on one thread, and the time of the processor counts.
+
+A run may be split by `--only`, and `--report` prints the tables of several runs, losses first: a
+kernel is ahead at a problem if it is ahead in every run.
+
+Ways of one kernel ("cudnn 2", "blas on 1 thread") count as that kernel. On a card calls are
+captured and replayed, but for what cannot be captured (cuSOLVER, CuPy), which is called from
+Python. At the end steps of whole networks are timed with and without what makes launches one. A
+kernel that is ahead nowhere has either another reason to be there, or none.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -33,26 +43,42 @@ from benchmarks.kernels.kernel_problems import (
     Problem,
     chosen,
     network_problems,
-    other_problems,
     values_of,
 )
 from benchmarks.kernels.kernel_rivals import CUPY, OUTSIDE, contestants
+from benchmarks.kernels.op_problems import other_problems
 from caldera.base.config import settings
 from caldera.bench.frameworks.caldera_tasks import ResidentTrainer
 from caldera.bench.timing import CARD_SHORTEST, timed
 from caldera.bench.workloads.training import networks
-from caldera.core.graph.opdef import OPS
+from caldera.core.graph.memory_format import laid_out
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import OPS, Op
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
-from caldera.kernels.table import LAUNCH_GROUPERS, STEP_FUSERS, TABLE
+from caldera.kernels.common.binding import ALIGNMENT
+from caldera.kernels.common.blas_threads import single_threaded_blas
+from caldera.kernels.table import LAUNCH_GROUPERS, STEP_FUSERS, TABLE, Call, Kernel, Runner
 from caldera.kernels.tuning.choice_store import ORACLE
 from caldera.kernels.tuning.choose import TIMERS
+from caldera.kernels.tuning.measure import HOPELESS, ROUNDS, some_numbers
 
 AHEAD, LEVEL = 0.97, 1.03
 CLOSE = 1.5
 """How far behind the best a kernel may be to be timed again."""
+SAMPLE_S = 1e-3
+"""Seconds of a measurement of the processor's time, at least."""
 STEP_NETWORKS = ("mlp", "lenet5", "gpt")
-WITHOUT_RANKS = frozenset({"all_sum", "collective_start", "collective_finish", "turn", "scan"})
+REASONS = {
+    "communicator": "runs on several ranks only",
+    "messages": "runs on several ranks only",
+    "order only": "runs on several ranks only",
+    "philox": "runs on several ranks only",
+    "packed together": "needs 8 threads",
+    "packed, sums cut in 4": "needs 8 threads",
+    "winograd 4x4": 'rounds more: needs `accuracy="fast"`',
+}
+"""By kernel, the reason why it may be on trial nowhere."""
 
 
 # --- times
@@ -101,23 +127,78 @@ def base_name(name: str) -> str:
 
     >>> base_name("cudnn 2"), base_name("few channels, way 1"), base_name("winograd 2x2")
     ('cudnn', 'few channels', 'winograd 2x2')
+    >>> base_name("packed, sums cut in 4"), base_name("packed on 1 thread")
+    ('packed, sums cut in 4', 'packed')
     """
-    return re.sub(r"(, way)? \d+$", "", name)
+    return re.sub(r"((, way)?(?<! in) \d+| on \d+ threads?)$", "", name)
 
 
-def tried(problem: Problem, place: Device, repeats: int) -> Result | None:
+def processor_seconds(
+    node: Node, kernels: Sequence[Kernel], values: Sequence[np.ndarray] | None
+) -> dict[str, float]:
+    """The best time of the processor that each of these kernels takes, by turns."""
+    generator = np.random.default_rng(0)
+    specs = [given.outputs[0] for given in node.inputs]
+    given = values or [some_numbers(each.shape, each.dtype, generator) for each in specs]
+    inputs = tuple(_array(*each) for each in zip(specs, given, strict=True))
+    outputs = tuple(_array(spec) for spec in node.outputs)
+    times: dict[str, float] = {}
+    with single_threaded_blas, np.errstate(all="ignore"):
+        runners = {}
+        for kernel in kernels:
+            nbytes = kernel.workspace(node)
+            workspace = _array(Spec((nbytes,), np.dtype(np.uint8)), 0) if nbytes else None
+            runners[kernel.name] = kernel.bind(Call(node, outputs, inputs, workspace))
+        for _ in range(ROUNDS):
+            limit = HOPELESS * min(times.values(), default=np.inf)
+            for name, run in runners.items():
+                if times.get(name, 0.0) <= limit:
+                    times[name] = min(_processor_seconds(run), times.get(name, np.inf))
+    return times
+
+
+def _array(spec: Spec, value: Any = None) -> np.ndarray:
+    """An array that lies as in a plan."""
+    block = np.empty(spec.nbytes + ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    found = laid_out(block[start : start + spec.nbytes].view(spec.dtype), spec.shape, spec.order)
+    if value is not None:
+        found[...] = value
+    return found
+
+
+def _processor_seconds(run: Runner) -> float:
+    start, count = process_time(), 0
+    while count == 0 or process_time() - start < SAMPLE_S:
+        run()
+        count += 1
+    return (process_time() - start) / count
+
+
+def tried(
+    problem: Problem, place: Device, repeats: int, *, by_processor: bool = False
+) -> Result | None:
     """The times of everything that computes this node; None where there is only one thing."""
     node = problem.node
     kernels = contestants(node, place)
     if len({base_name(kernel.name) for kernel in kernels}) < 2:
         return None
+    ours = [each for each in kernels if each.name != ORACLE]
+    if by_processor and len({base_name(each.name) for each in ours}) > 1:
+        # The oracle checks the results, but is not worth the time of many rounds.
+        kernels = ours
     values = values_of(node)
     times: dict[str, float] = {}
     failures: dict[str, str] = {}
     for _ in range(repeats):
-        outcome = TIMERS[place.kernels](node, kernels, 5.0, values, thorough=True)
+        seconds = 0.0 if by_processor else 5.0
+        outcome = TIMERS[place.kernels](node, kernels, seconds, values, thorough=True)
         failures |= outcome.failures
-        for name, time in outcome.times.items():
+        found = outcome.times
+        if by_processor:
+            right = [each for each in kernels if each.name in found]
+            found = processor_seconds(node, right, values)
+        for name, time in found.items():
             times[name] = min(time, times.get(name, time))
         best = min(times.values(), default=0.0)
         kernels = [each for each in kernels if times.get(each.name, np.inf) <= CLOSE * best]
@@ -191,36 +272,72 @@ HEADER = (
 )
 
 
-def summary(results: Sequence[Result]) -> Iterator[str]:
-    """What each kernel has won, the best first."""
-    ratios: dict[tuple[str, str], list[tuple[float, str]]] = {}
-    for result in results:
+def worst_ratios(runs: Sequence[Sequence[Result]]) -> dict[tuple[str, str], dict[str, float]]:
+    """The ratios of each kernel at each problem, of several runs the largest."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for result in (each for run in runs for each in run if len(each.times) > 1):
         for name, time in result.times.items():
             if name not in OUTSIDE:
+                known = found.setdefault((result.what, name), {})
                 ratio = time / result.rivals(name)[1]
-                ratios.setdefault((result.what, name), []).append((ratio, result.shape))
+                known[result.shape] = max(ratio, known.get(result.shape, 0.0))
+    return found
+
+
+def summary(*runs: Sequence[Result]) -> Iterator[str]:
+    """What each kernel has won in every run, the losses first."""
     yield "| kernel | problems | ahead | best ratio | at | |"
     yield "|---|---|---|---|---|---|"
-    for (what, name), found in sorted(ratios.items(), key=lambda each: min(each[1])[0]):
-        wins = sum(ratio < AHEAD for ratio, _ in found)
-        best, where = min(found)
+    ratios = worst_ratios(runs).items()
+    for (what, name), found in sorted(ratios, key=lambda each: -min(each[1].values())):
+        wins = sum(ratio < AHEAD for ratio in found.values())
+        best, where = min((ratio, shape) for shape, ratio in found.items())
         word = f"ahead at {wins}" if wins else verdict(best) + " everywhere"
         yield f"| {what}: {name} | {len(found)} | {wins} | {best:.2f} | {where} | {word} |"
 
 
+def report(*runs: Sequence[Result]) -> Iterator[str]:
+    """The tables of several runs of the CPU's kernels."""
+    TABLE.load("cpu")
+    yield from summary(*runs)
+    yield from ("", not_on_trial([each for run in runs for each in run], "cpu"))
+    for number, run in enumerate(runs, 1):
+        yield from ("", f"## Each problem, run {number}", "", *HEADER)
+        rows = [row for result in run if len(result.times) > 1 for row in result.rows()]
+        yield from sorted(rows, key=lambda row: -float(row.split(" | ")[4]))
+
+
+def not_on_trial(results: Sequence[Result], family: str) -> str:
+    """A sentence on the kernels that met no problem with a rival, and why."""
+    found = [
+        f"{each} ({REASONS.get(each.partition(': ')[2], 'no problem with a rival')})"
+        for each in untried(results, family)
+    ]
+    return f"Not on trial: {', '.join(found) or 'none'}."
+
+
 def untried(results: Sequence[Result], family: str) -> list[str]:
     """Kernels that met no problem here with a rival."""
-    seen = {(result.what, name) for result in results for name in result.times}
+    seen = {(each.what, name) for each in results if len(each.times) > 1 for name in each.times}
     return [
         f"{name}: {kernel}"
         for name in OPS
         for kernel in dict.fromkeys(map(base_name, TABLE.names(name, family)))
-        if kernel != ORACLE and (name, kernel) not in seen and name not in WITHOUT_RANKS
+        if kernel != ORACLE and (name, kernel) not in seen
     ]
 
 
+def _is_meant(word: str, op: Op) -> bool:
+    return word == op.kind or re.search(word, op.name) is not None
+
+
 def trials(
-    problems: Sequence[Problem], place: Device, repeats: int, end: float
+    problems: Sequence[Problem],
+    place: Device,
+    repeats: int,
+    end: float,
+    *,
+    by_processor: bool = False,
 ) -> Iterator[Result]:
     """The problems one after the other, until the time is used up."""
     for number, problem in enumerate(problems):
@@ -228,7 +345,7 @@ def trials(
             print(f"<!-- the time is used up: {len(problems) - number} problems are left -->")
             return
         try:
-            result = tried(problem, place, repeats)
+            result = tried(problem, place, repeats, by_processor=by_processor)
         except Exception as error:
             said = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
             print(f"<!-- {problem.node.op.name} {problem.shape}: {said} -->", flush=True)
@@ -261,7 +378,7 @@ def run(options: argparse.Namespace, place: Device) -> list[Result]:
     problems = [
         problem
         for problem in problems
-        if not words or any(word in problem.node.op.name for word in words)
+        if not words or any(_is_meant(word, problem.node.op) for word in words)
     ]
     print("\n".join(HEADER), flush=True)
     results: list[Result] = []
@@ -274,16 +391,27 @@ def run(options: argparse.Namespace, place: Device) -> list[Result]:
                 print(f"<!-- step of {name}: {type(error).__name__}: {error} -->", flush=True)
     end = start + options.seconds
     for result in trials(
-        chosen(problems, options.shapes, place.kernels), place, options.repeats, end
+        chosen(problems, options.shapes, place.kernels, options.most_work),
+        place,
+        options.repeats,
+        end,
+        by_processor=options.processor_time,
     ):
         results.append(result)
         show(result)
-    results = [result for result in results if len(result.times) > 1]
-    print("", *summary(results), "", sep="\n")
-    rest = untried(results, place.kernels)
-    print(f"Without a rival here: {', '.join(rest) or 'none'}.")
+        if options.keep:
+            with Path(options.keep).open("a") as kept:
+                kept.write(json.dumps(asdict(result)) + "\n")
+    print("", *summary(results), sep="\n")
+    if not words:
+        print("", not_on_trial(results, place.kernels), sep="\n")
     print(f"\n{len(results)} problems in {perf_counter() - start:.0f} s.")
     return results
+
+
+def kept_results(path: str) -> list[Result]:
+    """The results that `--keep` wrote to a file."""
+    return [Result(**json.loads(line)) for line in Path(path).read_text().splitlines()]
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -291,11 +419,23 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--only", default="", help="ops with one of these words in their names")
+    parser.add_argument(
+        "--only", default="", help="ops with one of these words in their names, or of a kind"
+    )
     parser.add_argument("--shapes", type=int, default=3, help="at most so many of each kind")
     parser.add_argument("--repeats", type=int, default=3, help="of a measurement, if it is close")
     parser.add_argument("--accuracy", default="strict", help="fast: kernels that round more, too")
     parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument(
+        "--most-work", type=float, default=np.inf, help="of a problem: operations and bytes"
+    )
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="one thread and the time of the processor: for machines that are not quiet",
+    )
+    parser.add_argument("--keep", help="file to which the results are added")
+    parser.add_argument("--report", nargs="*", help="files of results: print their tables")
     parser.add_argument(
         "--no-others", dest="others", action="store_false", help="only what networks contain"
     )
@@ -307,8 +447,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
+    if options.report:
+        print(*report(*map(kept_results, options.report)), sep="\n")
+        return
     # What a kernel is made of is chosen by measurement, too.
     settings.update(tune_budget_s=1000.0, accuracy=options.accuracy)
+    if options.processor_time:
+        settings.update(threads=1)
     warnings.simplefilter("ignore", RuntimeWarning)
     run(options, find_device(options.device))
 

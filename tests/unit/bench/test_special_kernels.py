@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
@@ -10,11 +13,16 @@ import pytest
 
 from benchmarks.kernels import kernel_problems
 from benchmarks.kernels import special_kernels as trial
+from benchmarks.kernels.op_problems import other_problems
 from caldera import op
+from caldera.compiler.sharding import ops  # noqa: F401 - registers its kernels
 from caldera.core.graph.memory_format import NHWC
 from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import OPS
 from caldera.core.graph.program import program_of
 from caldera.core.memory import device
+from caldera.kernels.native.codegen import host_target
+from caldera.kernels.native.codegen.matrix_multiply import has_amx
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.kernels.tuning.measure import measure
@@ -98,7 +106,65 @@ def test_verdicts(times: tuple[float, float], word: str) -> None:
     (row,) = result.rows()
     assert row.endswith(f"| {word} |")
     (line,) = list(trial.summary([result, result]))[2:]
-    assert ("ahead at 2" if word == "ahead" else f"{word} everywhere") in line
+    assert ("ahead at 1" if word == "ahead" else f"{word} everywhere") in line
+
+
+def test_a_kernel_has_to_be_ahead_in_every_run() -> None:
+    def run(ours: float) -> list[trial.Result]:
+        return [trial.Result("sort", "8", {"ours": ours, "reference": 1.0})]
+
+    (lost,) = list(trial.summary(run(0.5), run(1.2)))[2:]
+    assert "| 1 | 0 | 1.20 | 8 | behind everywhere |" in lost
+    (won,) = list(trial.summary(run(0.5), run(0.9)))[2:]
+    assert "| 1 | 1 | 0.90 | 8 | ahead at 1 |" in won
+
+
+def test_runs_are_kept_and_reported_losses_first(tmp_path: Path) -> None:
+    results = [
+        trial.Result("sort", shape, {"ours": ours, "reference": 1.0})
+        for shape, ours in (("8", 0.5), ("9", 2.0))
+    ]
+    file = tmp_path / "kept.jsonl"
+    file.write_text("".join(json.dumps(asdict(each)) + "\n" for each in results))
+    lines = list(trial.report(trial.kept_results(str(file))))
+    rows = [line for line in lines if line.startswith("| sort: ours | ")]
+    assert [row.split(" | ")[1] for row in rows] == ["2", "9", "8"]
+    assert any("matmul: packed together (needs 8 threads)" in line for line in lines)
+
+
+def test_the_processors_time_finds_the_faster_kernel() -> None:
+    def bind(rounds: int) -> Any:
+        def bound(call: Call) -> Runner:
+            return lambda: [_by_oracle(call)() for _ in range(rounds)]
+
+        return bound
+
+    node = op.cumsum(op.input("x", (2, 3)), axis=-1).node
+    kernels = [Kernel("cumsum", "cpu", f"{n} rounds", bind(n)) for n in (1, 50)]
+    times = trial.processor_seconds(node, kernels, None)
+    assert times["1 rounds"] < times["50 rounds"]
+
+
+def test_every_kernel_of_the_cpu_is_on_trial_or_has_a_reason() -> None:
+    networks = kernel_problems.network_problems("cpu", ("mlp", "lenet5", "gpt"))
+    nodes = {problem.node for problem in (*networks, *other_problems("cpu"))}
+    missing = {
+        (name, kernel.name)
+        for name in OPS
+        for kernel in TABLE.kernels(name, "cpu")
+        if kernel.name not in {"reference", *trial.REASONS}
+        and not any(node.op.name == name and kernel.supports(node) for node in nodes)
+    }
+    if not has_amx():
+        missing = {each for each in missing if not each[1].startswith("amx")}
+    if not host_target().has_masks:
+        missing = {each for each in missing if each[1] != "planes"}
+    assert not missing
+
+
+def test_reasons_are_those_of_kernels_that_there_are() -> None:
+    known = {kernel for name in OPS for kernel in TABLE.names(name, "cpu")}
+    assert trial.REASONS.keys() <= known
 
 
 def test_inputs_mean_something() -> None:
