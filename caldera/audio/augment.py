@@ -8,11 +8,11 @@ import numpy as np
 
 from caldera import op
 from caldera.audio.files import resample
-from caldera.base.arguments import within
+from caldera.base.arguments import require, within
 from caldera.compiler.lazy import Expr, lift
 from caldera.core.tensor.dtype import real_array_of
 from caldera.core.tensor.random import checked_seed
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 
 MOST_SNR = 1000
 
@@ -29,16 +29,19 @@ def add_noise(samples: Any, noise: Any, snr: float, seed: int = 0) -> np.ndarray
     """
     clean = real_array_of(samples, "audio.add_noise").astype(np.float32)
     sound = real_array_of(noise, "audio.add_noise").astype(np.float32)
-    if not -MOST_SNR <= snr <= MOST_SNR:
-        raise ConfigError.build(
-            "audio.add_noise", expected=f"snr= in dB, from -{MOST_SNR} to {MOST_SNR}", got=f"{snr}"
-        )
-    if sound.ndim != 1 or not sound.size or clean.ndim != 1:
-        raise DataError.build(
-            "audio.add_noise",
-            expected="samples and noise with a single channel, (samples,)",
-            got=f"{clean.shape} and {sound.shape}",
-        )
+    require(
+        -MOST_SNR <= snr <= MOST_SNR,
+        "audio.add_noise",
+        f"snr= in dB, from -{MOST_SNR} to {MOST_SNR}",
+        snr,
+    )
+    require(
+        sound.ndim == 1 and sound.size and clean.ndim == 1,
+        "audio.add_noise",
+        "samples and noise with a single channel, (samples,)",
+        f"{clean.shape} and {sound.shape}",
+        error=DataError,
+    )
     start = int(np.random.default_rng(checked_seed(seed, "add_noise")).integers(len(sound)))
     part = np.take(sound, np.arange(start, start + len(clean)), mode="wrap")
     power = float(np.mean(np.square(part, dtype=np.float64)))
@@ -56,10 +59,7 @@ def change_speed(samples: Any, factor: float) -> np.ndarray:
     >>> audio.change_speed(np.zeros(1100, "float32"), 1.1).shape
     (1000,)
     """
-    if not 0.1 <= factor <= 10:
-        raise ConfigError.build(
-            "audio.change_speed", expected="a factor from 0.1 to 10", got=f"{factor}"
-        )
+    require(0.1 <= factor <= 10, "audio.change_speed", "a factor from 0.1 to 10", factor)
     return resample(samples, round(factor * 100), 100)
 
 
@@ -86,10 +86,13 @@ def spec_augment(
     True
     """
     x = x if isinstance(x, Expr) else Expr(lift(x))
-    if x.ndim != 3:
-        raise DataError.build(
-            "audio.spec_augment", expected="features (N, frames, bins)", got=f"shape {x.shape}"
-        )
+    require(
+        x.ndim == 3,
+        "audio.spec_augment",
+        "features (N, frames, bins)",
+        f"shape {x.shape}",
+        error=DataError,
+    )
     samples, frames, bins = x.shape
     # More bands than bins would have no further effect.
     within("audio.spec_augment", "bands", bands, 0, bins)

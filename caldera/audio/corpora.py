@@ -12,6 +12,7 @@ import numpy as np
 
 from caldera import data
 from caldera.audio.files import read
+from caldera.base.arguments import require
 from caldera.errors import DataError
 
 
@@ -61,13 +62,13 @@ def speech_commands(
         sorted(each.name for each in inside if each.is_dir() and each.name[0] != "_")
     )
     files = [path for name in names for path in sorted((root / name).glob("*.wav"))]
-    if not files:
-        raise DataError.build(
-            f"audio.speech_commands {root}",
-            expected="folders of wav files, one for each word",
-            got="none",
-            hint="unpack the archive there",
-        )
+    require(
+        files,
+        f"audio.speech_commands {root}",
+        "folders of wav files, one for each word",
+        hint="unpack the archive there",
+        error=DataError,
+    )
     train, testing, validation = _split_by_lists(root, files)
     length = round(rate * seconds)
 
@@ -123,13 +124,13 @@ def librispeech(folder: str | PathLike[str]) -> Iterator[Utterance]:
     """
     root = Path(fspath(folder))
     found = sorted(root.glob("*/*/*.trans.txt")) if isdir(root) else []
-    if not found:
-        raise DataError.build(
-            f"audio.librispeech {root}",
-            expected="SPEAKER/CHAPTER/*.trans.txt",
-            got="none",
-            hint="pass the folder of a single part, such as LibriSpeech/dev-clean",
-        )
+    require(
+        found,
+        f"audio.librispeech {root}",
+        "SPEAKER/CHAPTER/*.trans.txt",
+        hint="pass the folder of a single part, such as LibriSpeech/dev-clean",
+        error=DataError,
+    )
     for listing in found:
         for line in listing.read_text().splitlines():
             key, _, text = line.partition(" ")

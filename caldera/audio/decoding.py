@@ -12,7 +12,7 @@ import numpy as np
 
 from caldera.base.arguments import require
 from caldera.core.tensor.dtype import real_array_of
-from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.errors import DataError, ShapeError
 
 MOST_WORDS = 100
 _NEVER = -math.inf
@@ -28,15 +28,18 @@ class NGram:
     """
 
     def __init__(self, texts: Iterable[str], order: int = 3) -> None:
-        if not 1 <= order <= MOST_WORDS:
-            raise ConfigError.build(
-                "NGram", expected=f"an order of at least 1, at most {MOST_WORDS}", got=f"{order}"
-            )
+        require(
+            1 <= order <= MOST_WORDS,
+            "NGram",
+            f"an order of at least 1, at most {MOST_WORDS}",
+            order,
+        )
         self.order = order
         self._counts: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
         for text in texts:
-            if not isinstance(text, str):
-                raise DataError.build("NGram", expected="texts", got=f"a {type(text).__name__}")
+            require(
+                isinstance(text, str), "NGram", "texts", f"a {type(text).__name__}", error=DataError
+            )
             words = ["<s>"] * (order - 1) + text.split() + ["</s>"]
             for place in range(order - 1, len(words)):
                 for size in range(order):
@@ -182,12 +185,13 @@ def _frames(logits: Any, name: str) -> np.ndarray:
     found = real_array_of(logits, "audio decoding").astype(np.float64)
     if found.ndim == 2:
         found = found[None]
-    if found.ndim != 3:
-        raise ShapeError.build(
-            f"audio.{name}",
-            expected="logits (N, frames, classes) or (frames, classes)",
-            got=f"shape {found.shape}",
-        )
+    require(
+        found.ndim == 3,
+        f"audio.{name}",
+        "logits (N, frames, classes) or (frames, classes)",
+        f"shape {found.shape}",
+        error=ShapeError,
+    )
     return found
 
 

@@ -16,7 +16,7 @@ from caldera import op
 from caldera.audio.mel import check_n_fft, kaldi_filters, mel_filters
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, lift
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ShapeError
 
 MOST_FRAMES = 1000
 """Maximum number of neighbouring frames on each side of a spliced frame."""
@@ -185,12 +185,9 @@ def cepstra(bands: Any, count: int, lifter: float = 0.0) -> Expr:
     """
     bands = _expr(bands, "audio.cepstra", 1)
     size = bands.shape[-1]
-    if not 1 <= count <= size:
-        raise ConfigError.build(
-            "audio.cepstra",
-            expected=f"a count from 1 to {size}, the number of bands",
-            got=f"{count}",
-        )
+    require(
+        1 <= count <= size, "audio.cepstra", f"a count from 1 to {size}, the number of bands", count
+    )
     n, k = np.arange(size), np.arange(count)
     matrix = np.cos(np.pi / size * (n[:, None] + 0.5) * k) * np.sqrt(2 / size)
     matrix[:, 0] = np.sqrt(1 / size)
@@ -211,12 +208,12 @@ def deltas(x: Any, order: int = 2, window: int = 2) -> Expr:
     [[2.0, 1.0], [3.0, 1.0]]
     """
     x = _expr(x, "audio.deltas", 2)
-    if not (0 <= order <= MOST_FRAMES and 1 <= window <= MOST_FRAMES):
-        raise ConfigError.build(
-            "audio.deltas",
-            expected=f"order= from 0 and window= from 1 to {MOST_FRAMES}",
-            got=f"{order} and {window}",
-        )
+    require(
+        0 <= order <= MOST_FRAMES and 1 <= window <= MOST_FRAMES,
+        "audio.deltas",
+        f"order= from 0 and window= from 1 to {MOST_FRAMES}",
+        f"{order} and {window}",
+    )
     frames, parts, kernel = x.shape[-2], [x], np.ones(1)
     base = np.arange(-window, window + 1) / (2 * np.sum(np.arange(1, window + 1) ** 2))
     for number in range(1, order + 1):
@@ -278,12 +275,12 @@ def splice(x: Any, left: int, right: int) -> Expr:
     [[1.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 3.0]]
     """
     x = _expr(x, "audio.splice", 2)
-    if not (0 <= left <= MOST_FRAMES and 0 <= right <= MOST_FRAMES):
-        raise ConfigError.build(
-            "audio.splice",
-            expected=f"left= and right= from 0 to {MOST_FRAMES}",
-            got=f"{left} and {right}",
-        )
+    require(
+        0 <= left <= MOST_FRAMES and 0 <= right <= MOST_FRAMES,
+        "audio.splice",
+        f"left= and right= from 0 to {MOST_FRAMES}",
+        f"{left} and {right}",
+    )
     shifted = [_shifted(x.shape[-2], offset) for offset in range(-left, right + 1)]
     return op.concat([op.gather(x, places, axis=-2) for places in shifted], axis=-1)
 
@@ -300,10 +297,7 @@ def _window(name: str, length: int, *, periodic: bool) -> np.ndarray:
         "blackman": lambda: 0.42 - 0.5 * np.cos(angle) + 0.08 * np.cos(2 * angle),
         "rectangular": lambda: np.ones(length),
     }
-    if name not in known:
-        raise ConfigError.build(
-            "audio", expected="window= one of " + ", ".join(known), got=repr(name)
-        )
+    require(name in known, "audio", "window= one of " + ", ".join(known), repr(name))
     return known[name]()
 
 
@@ -311,12 +305,12 @@ def _kaldi_power(
     x: Any, rate: float, frame_length: float, frame_shift: float, preemphasis: float, window: str
 ) -> tuple[Expr, Expr]:
     """Power spectra of the frames, and the energy of each before anything but its mean is gone."""
-    if not all(0 < each < 1e6 for each in (rate, frame_length, frame_shift)):
-        raise ConfigError.build(
-            "audio.fbank",
-            expected="rate= in Hz, frame_length= and frame_shift= in seconds, above 0",
-            got=f"{rate}, {frame_length} and {frame_shift}",
-        )
+    require(
+        all(0 < each < 1e6 for each in (rate, frame_length, frame_shift)),
+        "audio.fbank",
+        "rate= in Hz, frame_length= and frame_shift= in seconds, above 0",
+        f"{rate}, {frame_length} and {frame_shift}",
+    )
     length, hop = round(rate * frame_length), round(rate * frame_shift)
     n_fft = 1 << (length - 1).bit_length()
     frames = frame_signal(x, length, hop)
@@ -344,13 +338,14 @@ def _expr(x: Any, where: str = "", axes: int = 0) -> Expr:
 
 def _samples(x: Any, name: str) -> Expr:
     x = _expr(x)
-    if x.ndim not in (1, 2) or x.dtype.kind != "f":
-        raise ShapeError.build(
-            f"audio.{name}",
-            expected="samples (samples,) or (N, samples), floating-point numbers",
-            got=f"shape {tuple(x.shape)} of {x.dtype}",
-            hint="audio.read returns this shape; channels are averaged with channels='mean'",
-        )
+    require(
+        x.ndim in (1, 2) and x.dtype.kind == "f",
+        f"audio.{name}",
+        "samples (samples,) or (N, samples), floating-point numbers",
+        f"shape {tuple(x.shape)} of {x.dtype}",
+        hint="audio.read returns this shape; channels are averaged with channels='mean'",
+        error=ShapeError,
+    )
     return x
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.file_access import check_asked
 from caldera.base.registry import optional_import
 from caldera.core.tensor.dtype import real_array_of
@@ -62,13 +63,14 @@ def read(
     >>> sound.samples.shape, sound.rate
     ((1600,), 16000)
     """
-    if channels not in ("mean", "first", "all"):
-        raise ConfigError.build(
-            "audio.read", expected="channels='mean', 'first' or 'all'", got=repr(channels)
-        )
+    require(
+        channels in ("mean", "first", "all"),
+        "audio.read",
+        "channels='mean', 'first' or 'all'",
+        repr(channels),
+    )
     name = Path(fspath(path))
-    if not isfile(name):
-        raise DataError.build("audio.read", expected="a file", got=f"{name}, which there is not")
+    require(isfile(name), "audio.read", "a file", f"{name}, which there is not", error=DataError)
     found, own_rate = _read_wav(name) if name.suffix.lower() == ".wav" else _read_other(name)
     if channels == "mean":
         found = found.mean(axis=0, keepdims=True)
@@ -92,12 +94,13 @@ def write(path: str | PathLike[str], samples: Any, rate: int) -> None:
     """
     array = np.atleast_2d(real_array_of(samples, "audio.write").astype(np.float64))
     _check_rates("audio.write", rate)
-    if array.ndim != 2 or not np.isfinite(array).all():
-        raise DataError.build(
-            "audio.write",
-            expected="finite samples (samples,) or (channels, samples)",
-            got=f"shape {array.shape}",
-        )
+    require(
+        array.ndim == 2 and np.isfinite(array).all(),
+        "audio.write",
+        "finite samples (samples,) or (channels, samples)",
+        f"shape {array.shape}",
+        error=DataError,
+    )
     whole = np.clip(np.round(array.T * 32768), -32768, 32767).astype("<i2")
     with created(path, "wb", "audio.write") as opened, wave.Wave_write(opened) as file:
         file.setnchannels(array.shape[0])
@@ -158,8 +161,7 @@ def resample(samples: Any, old: int, new: int) -> np.ndarray:
     """
     _check_rates("audio.resample", old, new)
     array = real_array_of(samples, "audio.resample")
-    if not array.ndim:
-        raise DataError.build("audio.resample", expected="samples along an axis", got="a number")
+    require(array.ndim, "audio.resample", "samples along an axis", "a number", error=DataError)
     if array.dtype.kind != "f":
         array = array.astype(np.float32)
     ratio = Fraction(new, old)

@@ -24,9 +24,10 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.arguments import require
 from caldera.base.file_access import check_asked
 from caldera.base.file_cache import write_file
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 from caldera.io.files import created, file_size, opened
 
 __all__ = ["read_ark", "read_scp", "write_ark"]
@@ -84,8 +85,13 @@ def read_scp(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
             target = name.parent / file_name
         where = f"{name}, line {number}"
         # Asked before opening: a pipe would wait for its writer, a device never end.
-        if target.exists() and not target.is_file():
-            raise DataError.build(where, expected=f"a file at {target}", got="something else")
+        require(
+            not target.exists() or target.is_file(),
+            where,
+            f"a file at {target}",
+            "something else",
+            error=DataError,
+        )
         with opened(target, "rb", where) as file:
             held = file_size(file)
             if len(offset) > _LONGEST_OFFSET or int(offset) >= held:
@@ -107,25 +113,31 @@ def write_ark(
     Floats are written in their precision, integers as alignments. "compressed" keeps a byte a
     number of matrices (Kaldi's speech-feature method): lossy, and a quarter of the size.
     """
-    if form not in ("binary", "text", "compressed"):
-        raise ConfigError.build(
-            "kaldi.write_ark", expected="form='binary', 'text' or 'compressed'", got=repr(form)
-        )
+    require(
+        form in ("binary", "text", "compressed"),
+        "kaldi.write_ark",
+        "form='binary', 'text' or 'compressed'",
+        repr(form),
+    )
     given = entries.items() if isinstance(entries, Mapping) else entries
     lines = []
     with created(path, "wb", "kaldi.write_ark") as file:
         for entry in given:
-            if not isinstance(entry, tuple | list) or len(entry) != 2:
-                raise DataError.build(
-                    "kaldi.write_ark",
-                    expected="pairs of a key and an array",
-                    got=f"a {type(entry).__name__}",
-                )
+            require(
+                isinstance(entry, tuple | list) and len(entry) == 2,
+                "kaldi.write_ark",
+                "pairs of a key and an array",
+                f"a {type(entry).__name__}",
+                error=DataError,
+            )
             key, value = entry
-            if not isinstance(key, str) or key.split() != [key]:
-                raise DataError.build(
-                    "kaldi.write_ark", expected="keys without spaces", got=repr(key)
-                )
+            require(
+                isinstance(key, str) and key.split() == [key],
+                "kaldi.write_ark",
+                "keys without spaces",
+                repr(key),
+                error=DataError,
+            )
             try:
                 file.write(f"{key} ".encode())
             except UnicodeEncodeError:
@@ -177,8 +189,13 @@ def _key(file: IO[bytes], name: str) -> str | None:
     letters = bytearray()
     while (letter := file.read(1)) not in (b"", b" ", b"\t"):
         letters += letter
-        if len(letters) > _LONGEST_KEY:
-            raise DataError.build(name, expected="an archive of Kaldi", got="no key at its start")
+        require(
+            len(letters) <= _LONGEST_KEY,
+            name,
+            "an archive of Kaldi",
+            "no key at its start",
+            error=DataError,
+        )
     key = letters.decode("utf-8", "replace").strip()
     if not letter and not key:
         return None
@@ -304,17 +321,23 @@ def _write(file: IO[bytes], array: np.ndarray, form: Form, key: str) -> None:
             raise DataError.build(where, expected=expected, got=f"{low} to {high}")
         _write_integers(file, array, form)
         return
-    if array.dtype.kind != "f" or array.ndim not in (1, 2) or max(array.shape) > _RANGE.max:
-        raise DataError.build(
-            where,
-            expected="floats (rows, columns) or (numbers,), or integers (numbers,)",
-            got=f"shape {array.shape} of {array.dtype}",
-        )
+    require(
+        array.dtype.kind == "f" and array.ndim in (1, 2) and max(array.shape) <= _RANGE.max,
+        where,
+        "floats (rows, columns) or (numbers,), or integers (numbers,)",
+        f"shape {array.shape} of {array.dtype}",
+        error=DataError,
+    )
     packs = form == "compressed" and array.ndim == 2 and array.size > 0
     with np.errstate(over="ignore"):
         array = array.astype(np.float32 if packs or array.itemsize <= 4 else np.float64)
-    if packs and not np.isfinite(array).all():
-        raise DataError.build(where, expected="finite numbers to compress", got="others")
+    require(
+        not packs or np.isfinite(array).all(),
+        where,
+        "finite numbers to compress",
+        "others",
+        error=DataError,
+    )
     if form == "text":
         rows = [" ".join(f"{each:.9g}" for each in row) for row in np.atleast_2d(array)]
         text = "\n  ".join(rows) if array.ndim == 2 else rows[0] + " "

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.errors import ConfigError
 
 MOST_SAMPLES = 1 << 24
@@ -86,5 +87,4 @@ def _slaney_hertz(mel: np.ndarray) -> np.ndarray:
 
 
 def check_n_fft(where: str, n_fft: int) -> None:
-    if not 1 <= n_fft <= MOST_SAMPLES:
-        raise ConfigError.build(where, expected=f"n_fft= from 1 to {MOST_SAMPLES}", got=repr(n_fft))
+    require(1 <= n_fft <= MOST_SAMPLES, where, f"n_fft= from 1 to {MOST_SAMPLES}", repr(n_fft))

@@ -19,8 +19,9 @@ from caldera.audio.augment import spec_augment
 from caldera.audio.features import fbank, normalise, splice
 from caldera.audio.files import read
 from caldera.base.arguments import guard as _guard
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 from caldera.train.model import Model
 
 
@@ -111,8 +112,7 @@ class TimeDelay(nn.Layer):
 
     def __post_init__(self) -> None:
         self.offsets = tuple(self.offsets)
-        if not self.offsets:
-            raise ConfigError.build("TimeDelay", expected="some offsets", got="none")
+        require(self.offsets, "TimeDelay", "some offsets")
         self.dense = nn.Dense(self.units)
 
     def forward(self, x: Expr) -> Expr:
@@ -158,12 +158,12 @@ class ConformerBlock(nn.Layer):
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.kernel % 2 == 0:
-            raise ConfigError.build(
-                "ConformerBlock",
-                expected="an odd kernel, with a frame in the middle",
-                got=f"{self.kernel}",
-            )
+        require(
+            self.kernel % 2 != 0,
+            "ConformerBlock",
+            "an odd kernel, with a frame in the middle",
+            self.kernel,
+        )
         self.norm1, self.norm2, self.norm3 = nn.LayerNorm(), nn.LayerNorm(), nn.LayerNorm()
         self.norm4, self.inner_norm, self.last_norm = nn.LayerNorm(), nn.LayerNorm(), nn.LayerNorm()
         self.drop1, self.drop2 = nn.Dropout(self.dropout), nn.Dropout(self.dropout)
@@ -203,10 +203,9 @@ MOST_LAYERS = 1000
 
 
 def _depth(layers: int) -> int:
-    if not 0 <= layers <= MOST_LAYERS:
-        raise ConfigError.build(
-            "audio.models", expected=f"a depth from 0 to {MOST_LAYERS}", got=repr(layers)
-        )
+    require(
+        0 <= layers <= MOST_LAYERS, "audio.models", f"a depth from 0 to {MOST_LAYERS}", repr(layers)
+    )
     return layers
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.file_cache import write_file
 from caldera.code.llvm_ir import Function, compile_c, read_ir
 from caldera.errors import DataError
@@ -77,13 +78,13 @@ def poj104(folder: str | PathLike[str], *, seed: int = 0) -> list[SourceProgram]
             for problem, inside in _problems(inner if inner.is_dir() else root)
             for each in _drawn(sorted(inside.glob("*.txt"), key=_number), problem, seed)
         ]
-    if not found:
-        raise DataError.build(
-            f"code.poj104 {root}",
-            expected="ProgramData/PROBLEM/*.txt, or ir_train/PROBLEM/*.ll",
-            got="none",
-            hint="unpack the archive there",
-        )
+    require(
+        found,
+        f"code.poj104 {root}",
+        "ProgramData/PROBLEM/*.txt, or ir_train/PROBLEM/*.ll",
+        hint="unpack the archive there",
+        error=DataError,
+    )
     return found
 
 

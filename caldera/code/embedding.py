@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from caldera import io
-from caldera.base.arguments import within
+from caldera.base.arguments import require, within
 from caldera.code.flow_graph import context_pairs, flow_edges
 from caldera.code.llvm_ir import Function, checked_functions
 from caldera.code.skip_gram import SkipGram
@@ -34,12 +34,13 @@ class StatementEmbedding:
 
     def __init__(self, vocabulary: Vocabulary, vectors: Any) -> None:
         vectors = real_array_of(vectors, "code.Embedding")
-        if vectors.ndim != 2 or len(vectors) != len(vocabulary):
-            raise DataError.build(
-                "code.Embedding",
-                expected=f"a vector for each of {len(vocabulary)} words",
-                got=f"shape {vectors.shape}",
-            )
+        require(
+            vectors.ndim == 2 and len(vectors) == len(vocabulary),
+            "code.Embedding",
+            f"a vector for each of {len(vocabulary)} words",
+            f"shape {vectors.shape}",
+            error=DataError,
+        )
         self.vocabulary, self.vectors = vocabulary, vectors
         length = np.linalg.norm(vectors, axis=1, keepdims=True)
         self._directions = vectors / np.maximum(length, 1e-12)
@@ -102,13 +103,14 @@ class StatementEmbedding:
         return [(self.vocabulary.words[i], float(scores[i])) for i in best if scores[i] > -np.inf]
 
     def _number(self, statement: str) -> int:
-        if statement not in self.vocabulary:
-            raise DataError.build(
-                "code.Embedding",
-                expected="a statement of the vocabulary",
-                got=repr(statement),
-                hint="code.normalised(text) is its form; embedding.vocabulary.words has them all",
-            )
+        require(
+            statement in self.vocabulary,
+            "code.Embedding",
+            "a statement of the vocabulary",
+            repr(statement),
+            hint="code.normalised(text) is its form; embedding.vocabulary.words has them all",
+            error=DataError,
+        )
         return int(self.vocabulary.numbers([statement])[0])
 
 
@@ -160,13 +162,14 @@ def train_embedding(
     words = (word for functions in read for function in functions for word in function.words)
     vocabulary = Vocabulary.of(words, least)
     pairs = pairs_of(modules, vocabulary, context)
-    if not len(pairs):
-        raise DataError.build(
-            "code.train_embedding",
-            expected="neighbouring statements that each occur often enough",
-            got=f"{len(vocabulary) - 1} statements that occur {least} times, and no pair",
-            hint="give more code, or a lower least=",
-        )
+    require(
+        len(pairs),
+        "code.train_embedding",
+        "neighbouring statements that each occur often enough",
+        f"{len(vocabulary) - 1} statements that occur {least} times, and no pair",
+        hint="give more code, or a lower least=",
+        error=DataError,
+    )
     model = SkipGram(vocabulary.counts, width, negatives, sample, seed)
     model.fit(pairs, epochs, rate)
     return StatementEmbedding(vocabulary, model.vectors)

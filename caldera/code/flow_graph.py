@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.code.llvm_ir import Function, Statement, checked_functions
 from caldera.core.tensor.dtype import array_of
 from caldera.errors import ConfigError, DataError
@@ -78,10 +79,7 @@ def context_pairs(
     [[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]]
     """
     context = as_count(context, "context", "code.context_pairs")
-    if not 0 < share <= 1:
-        raise ConfigError.build(
-            "code.context_pairs", expected="share= above 0, at most 1", got=repr(share)
-        )
+    require(0 < share <= 1, "code.context_pairs", "share= above 0, at most 1", repr(share))
     count = as_count(count, "count", "code.context_pairs", least=0)
     if count > MOST_STATEMENTS:
         raise ConfigError.build(

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from llvmlite import binding as llvm
 
+from caldera.base.arguments import require
 from caldera.base.children import run_program
 from caldera.code.vocabulary import LOCAL_NAME, normalised, structures_of
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 
 MOST_SECONDS = 1e6
 
@@ -24,13 +25,13 @@ def find_clang() -> str:
     """Return the newest clang on the path: `clang` itself, or the `clang-N` with the largest N."""
     known = [shutil.which("clang"), *(shutil.which(f"clang-{n}") for n in range(30, 14, -1))]
     versions = {path: _version(path) for path in known if path is not None}
-    if not versions:
-        raise ConfigError.build(
-            "code.compile_c",
-            expected="clang 15 or newer",
-            got="none on the path",
-            hint="install it, for example with: apt install clang-19",
-        )
+    require(
+        versions,
+        "code.compile_c",
+        "clang 15 or newer",
+        "none on the path",
+        hint="install it, for example with: apt install clang-19",
+    )
     return max(versions, key=versions.__getitem__)
 
 
@@ -51,12 +52,12 @@ def compile_c(
     >>> from caldera import code
     >>> text = code.compile_c("sum.c", ["-O2", "-I", "include"])  # doctest: +SKIP
     """
-    if not 0 < seconds <= MOST_SECONDS:
-        raise ConfigError.build(
-            "code.compile_c",
-            expected=f"seconds= above 0, at most {MOST_SECONDS}",
-            got=repr(seconds),
-        )
+    require(
+        0 < seconds <= MOST_SECONDS,
+        "code.compile_c",
+        f"seconds= above 0, at most {MOST_SECONDS}",
+        repr(seconds),
+    )
     command = [find_clang(), "-S", "-emit-llvm", "-w", "-o", "-", *flags, fspath(source)]
     done = run_program(*command, seconds=seconds)
     if done is None:

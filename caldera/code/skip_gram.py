@@ -14,7 +14,7 @@ import numpy as np
 
 import caldera.code.skip_gram_kernel  # noqa: F401 - it registers a kernel
 from caldera import op
-from caldera.base.arguments import checked, guarded
+from caldera.base.arguments import checked, guarded, require
 from caldera.base.config import settings
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.compiler.lazy import compile as compile_plan
@@ -236,12 +236,13 @@ class SkipGram:
     ) -> None:
         given = array_of(counts, "nn.SkipGram")
         fits = given.ndim == 1 and len(given) and given.dtype.kind in "iuf" and (given >= 0).all()
-        if not fits:
-            raise DataError.build(
-                "nn.SkipGram",
-                expected="counts= of words: numbers of at least 0, one a word",
-                got=f"{given.dtype} of shape {given.shape}",
-            )
+        require(
+            fits,
+            "nn.SkipGram",
+            "counts= of words: numbers of at least 0, one a word",
+            f"{given.dtype} of shape {given.shape}",
+            error=DataError,
+        )
         self.counts = given.astype(np.float64)
         if not 0 < self.counts.sum() < np.inf:
             raise DataError.build(
@@ -255,10 +256,7 @@ class SkipGram:
             raise ConfigError.build(
                 "nn.SkipGram", expected=f"at most {_MOST_NEGATIVES} negatives", got=repr(negatives)
             )
-        if not sample >= 0:
-            raise ConfigError.build(
-                "nn.SkipGram", expected="sample= a number of at least 0", got=repr(sample)
-            )
+        require(sample >= 0, "nn.SkipGram", "sample= a number of at least 0", repr(sample))
         self.sample, self.epoch = float(sample), 0
         self.seed = as_count(seed, "seed", "nn.SkipGram", least=0)
         columns = -(-self.width // _LINE) * _LINE if self.width > _LINE else self.width
@@ -292,10 +290,12 @@ class SkipGram:
         epochs = as_count(epochs, "epochs", "nn.SkipGram.fit", least=0)
         batch = self._usual_batch() if batch_size is None else batch_size
         batch = as_count(batch, "batch_size", "nn.SkipGram.fit")
-        if not isinstance(rate, int | float | np.number) or not 0 < rate < np.inf:
-            raise ConfigError.build(
-                "nn.SkipGram.fit", expected="rate= a number above 0", got=repr(rate)
-            )
+        require(
+            isinstance(rate, int | float | np.number) and 0 < rate < np.inf,
+            "nn.SkipGram.fit",
+            "rate= a number above 0",
+            repr(rate),
+        )
         losses: list[float] = []
         for epoch in range(epochs):
             total, seen = 0.0, 0
@@ -318,12 +318,13 @@ class SkipGram:
     def _checked(self, pairs: Any) -> np.ndarray:
         given = array_of(pairs, "nn.SkipGram.fit")
         fits = given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu"
-        if not fits or not len(given):
-            raise DataError.build(
-                "nn.SkipGram.fit",
-                expected="pairs of words: integers of shape (pairs, 2)",
-                got=f"{given.dtype} of shape {given.shape}",
-            )
+        require(
+            fits and len(given),
+            "nn.SkipGram.fit",
+            "pairs of words: integers of shape (pairs, 2)",
+            f"{given.dtype} of shape {given.shape}",
+            error=DataError,
+        )
         if given.min() < 0 or given.max() >= len(self.counts):
             raise DataError.build(
                 "nn.SkipGram.fit",

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.errors import DataError
 
 LOCAL, GLOBAL, INTEGER, FLOAT = "<%ID>", "<@ID>", "<INT>", "<FLOAT>"
@@ -116,12 +117,13 @@ class Vocabulary:
 
     def __init__(self, words: Sequence[str], counts: Sequence[int]) -> None:
         words, counts = list(words), list(counts)
-        if not words or words[0] != UNKNOWN or len(words) != len(counts):
-            raise DataError.build(
-                "code.Vocabulary",
-                expected=f"words that begin with {UNKNOWN!r}, a count for each",
-                got=f"{len(words)} words and {len(counts)} counts",
-            )
+        require(
+            words and words[0] == UNKNOWN and len(words) == len(counts),
+            "code.Vocabulary",
+            f"words that begin with {UNKNOWN!r}, a count for each",
+            f"{len(words)} words and {len(counts)} counts",
+            error=DataError,
+        )
         self.words, self.counts = tuple(words), tuple(int(count) for count in counts)
         self._numbers = {word: number for number, word in enumerate(self.words)}
 
@@ -130,10 +132,9 @@ class Vocabulary:
         """Return a vocabulary of all statements with at least `least` occurrences."""
         counted = Counter(statements)
         wrong = next((word for word in counted if not isinstance(word, str)), None)
-        if wrong is not None:
-            raise DataError.build(
-                "code.Vocabulary.of", expected="statements: strings", got=repr(wrong)
-            )
+        require(
+            wrong is None, "code.Vocabulary.of", "statements: strings", repr(wrong), error=DataError
+        )
         kept = [(word, n) for word, n in counted.items() if n >= least]
         kept.sort(key=lambda each: (-each[1], each[0]))
         rest = sum(counted.values()) - sum(n for _, n in kept)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.config import settings
 from caldera.base.file_cache import FileCache
 from caldera.base.machine import this_machine
@@ -41,7 +42,6 @@ from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from caldera.comm.communicator import Communicator
-from caldera.errors import ConfigError
 
 FORMAT = 2
 ROUNDS, MOST_ROUNDS, ROUND_AFTER_S = 3, 20, 0.05
@@ -225,12 +225,12 @@ class Link:
     bandwidth: float = 125e6
 
     def __post_init__(self) -> None:
-        if not (self.latency >= 0 and self.bandwidth > 0):
-            raise ConfigError.build(
-                type(self).__name__,
-                expected="latency of 0 or more seconds, bandwidth above 0 bytes a second",
-                got=f"{self.latency} and {self.bandwidth}",
-            )
+        require(
+            self.latency >= 0 and self.bandwidth > 0,
+            type(self).__name__,
+            "latency of 0 or more seconds, bandwidth above 0 bytes a second",
+            f"{self.latency} and {self.bandwidth}",
+        )
 
     def seconds(self, size: float, messages: float = 1) -> float:
         """Return the time of messages of `size` bytes together."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from caldera.base.arguments import require
 from caldera.base.children import run_program
 from caldera.base.machine import usable_cores
 from caldera.errors import ConfigError
@@ -85,8 +86,7 @@ def read_hosts(text: str, where: str = "run --hosts") -> dict[str, int]:
     >>> read_hosts("a:4,b:2,c")
     {'a': 4, 'b': 2, 'c': 1}
     """
-    if not re.fullmatch(_HOSTS, text):
-        raise ConfigError.build(where, expected="machines and their ranks, as in a:4,b:4", got=text)
+    require(re.fullmatch(_HOSTS, text), where, "machines and their ranks, as in a:4,b:4", text)
     pairs = [part.partition(":") for part in text.split(",")]
     return {host: int(ranks or 1) for host, _, ranks in pairs}
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.launchers import ATTEMPT, CHOICE, SOCKETS, Launch, launch_of, warn_of_idle_tasks
 from caldera.comm.communicator import Communicator
 from caldera.comm.mailboxes import Inbox, JobFailure, MailboxRank
@@ -172,10 +173,13 @@ class Mesh:
 
         The rank in it is this rank's coordinate on the axis.
         """
-        if name not in self.axes:
-            raise CommError.build(
-                "mesh", expected="one of the axes " + ", ".join(self.axes), got=repr(name)
-            )
+        require(
+            name in self.axes,
+            "mesh",
+            "one of the axes " + ", ".join(self.axes),
+            repr(name),
+            error=CommError,
+        )
         return self.axes[name]
 
     def together(self, *names: str) -> Communicator:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+from caldera.base.arguments import require
 from caldera.base.config import settings
 from caldera.base.file_access import read_secret_file
 from caldera.base.file_cache import FileCache
@@ -78,16 +79,22 @@ class Meeting:
     def of(cls, environment: Mapping[str, str]) -> Meeting:
         """Return the meeting that the variables of a launcher describe."""
         size, rank = int(environment["WORLD_SIZE"]), environment["RANK"].strip()
-        if not (rank.isascii() and rank.isdigit() and int(rank) < size):
-            raise CommError.build("world", expected=f"RANK from 0 to {size - 1}", got=repr(rank))
+        require(
+            rank.isascii() and rank.isdigit() and int(rank) < size,
+            "world",
+            f"RANK from 0 to {size - 1}",
+            repr(rank),
+            error=CommError,
+        )
         taken = environment.get("MASTER_PORT", "").strip()
-        if not taken:
-            raise CommError.build(
-                "world",
-                expected="MASTER_PORT, which identifies the job",
-                got="no such variable",
-                hint="set it to the same number for all ranks of a job, as PyTorch requires",
-            )
+        require(
+            taken,
+            "world",
+            "MASTER_PORT, which identifies the job",
+            "no such variable",
+            hint="set it to the same number for all ranks of a job, as PyTorch requires",
+            error=CommError,
+        )
         local = environment.get("LOCAL_WORLD_SIZE", "").strip() == str(size)
         host = environment["MASTER_ADDR"].strip()
         key_file = environment.get(KEY_FILE)
@@ -205,15 +212,16 @@ def _is_loopback(host: str) -> bool:
 
 
 def _secret_of_machine(is_one_machine: bool, size: int) -> bytes:
-    if not is_one_machine:
-        raise CommError.build(
-            "world",
-            expected=f"{KEY_FILE}, since ranks on several machines need a common secret",
-            got="no such variable",
-            hint="write the secret with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)` and "
-            f"give all machines the file (on Kubernetes as a Secret); or use MPI: caldera run "
-            f"-n {size} PROGRAM, or an MPIJob",
-        )
+    require(
+        is_one_machine,
+        "world",
+        f"{KEY_FILE}, since ranks on several machines need a common secret",
+        "no such variable",
+        hint="write the secret with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)` and "
+        f"give all machines the file (on Kubernetes as a Secret); or use MPI: caldera run "
+        f"-n {size} PROGRAM, or an MPIJob",
+        error=CommError,
+    )
     try:
         return FileCache("world").secret()
     except OSError as error:
@@ -236,21 +244,20 @@ def _secret_in(name: str) -> bytes:
             got=error.strerror or str(error),
             hint=f"chmod 600 {name}; in Kubernetes, defaultMode: 0400 of the volume",
         ) from error
-    if len(secret) < SHORTEST_KEY:
-        raise ConfigError.build(
-            KEY_FILE,
-            expected=f"a secret of at least {SHORTEST_KEY} bytes",
-            got=f"{len(secret)} bytes in {name}",
-            hint="head -c 32 /dev/urandom | base64 writes one",
-        )
+    require(
+        len(secret) >= SHORTEST_KEY,
+        KEY_FILE,
+        f"a secret of at least {SHORTEST_KEY} bytes",
+        f"{len(secret)} bytes in {name}",
+        hint="head -c 32 /dev/urandom | base64 writes one",
+    )
     return secret
 
 
 def _ports_in(text: str) -> list[int]:
     found = _RANGE.fullmatch(text.strip())
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not 0 < first <= last < 1 << 16:
-        raise ConfigError.build(PORTS, expected="ports as in 29600-29700", got=repr(text))
+    require(0 < first <= last < 1 << 16, PORTS, "ports as in 29600-29700", repr(text))
     return list(range(first, last + 1))
 
 

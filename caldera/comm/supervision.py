@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from types import FrameType, TracebackType
 
+from caldera.base.arguments import require
 from caldera.base.children import start_program
 from caldera.base.launchers import ATTEMPT
 from caldera.base.machine import usable_cores
@@ -32,7 +33,7 @@ from caldera.comm.local_sockets import SocketCommunicator
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.mpi_library import launcher, many_threads
 from caldera.comm.watchdog import Watchdog
-from caldera.errors import CommError, ConfigError
+from caldera.errors import CommError
 
 RESTART = ATTEMPT[0]
 """Variable with the number of restarts, set by `caldera run`."""
@@ -74,13 +75,13 @@ def launch(
     slots = None if hosts is None else read_hosts(hosts)
     starter = launcher(environment)
     mpi = starter.implementation
-    if survive and not mpi.survives:
-        raise ConfigError.build(
-            "run --survive",
-            expected="an MPI with ULFM (Open MPI 5)",
-            got=f"{mpi} ({starter.path})",
-            hint="--restarts starts all ranks again",
-        )
+    require(
+        not survive or mpi.survives,
+        "run --survive",
+        "an MPI with ULFM (Open MPI 5)",
+        f"{mpi} ({starter.path})",
+        hint="--restarts starts all ranks again",
+    )
     defaults = {name: value for name, value in mpi.defaults.items() if name not in environment}
     added = {**mpi.variables, **defaults}
     added["CALDERA_THREADS"] = environment.get("CALDERA_THREADS") or str(_threads(ranks, slots))

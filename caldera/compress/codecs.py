@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.compress.compressor import as_bytes, pack_indices, read, unpack_indices
 from caldera.core.tensor.dtype import BY_NAME, DType, canonical
 from caldera.errors import ConfigError, DataError
@@ -106,8 +107,7 @@ class HalfPrecisionCodec(Codec):
     """
 
     def __init__(self, dtype: str = "bfloat16") -> None:
-        if dtype not in ("float16", "bfloat16"):
-            raise ConfigError.build("Cast", expected="'float16' or 'bfloat16'", got=repr(dtype))
+        require(dtype in ("float16", "bfloat16"), "Cast", "'float16' or 'bfloat16'", repr(dtype))
         self.dtype = BY_NAME[dtype]
         self.scaled = dtype == "float16"
 
@@ -245,8 +245,7 @@ class QsgdCodec(Codec):
     """
 
     def __init__(self, bits: int = 4, bucket: int = 512) -> None:
-        if bits not in WIDTHS:
-            raise ConfigError.build("QSGD", expected="2, 4 or 8 bits", got=repr(bits))
+        require(bits in WIDTHS, "QSGD", "2, 4 or 8 bits", repr(bits))
         if bucket < 64 or bucket % 64:
             raise ConfigError.build("QSGD", expected="a bucket of 64, 128, ...", got=repr(bucket))
         self.width = bits
@@ -309,8 +308,7 @@ class TernaryCodec(Codec):
     """
 
     def __init__(self, clip: float = 2.5) -> None:
-        if not clip >= 0:
-            raise ConfigError.build("TernGrad", expected="clip >= 0", got=repr(clip))
+        require(clip >= 0, "TernGrad", "clip >= 0", repr(clip))
         self.clip = clip
 
     def encode(self, values: np.ndarray, draws: Draws) -> np.ndarray:

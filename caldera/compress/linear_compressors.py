@@ -13,6 +13,7 @@ from typing import Unpack
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.comm import Communicator
 from caldera.compress.compressor import Compressor, CompressorOptions, RandomStream, compressors
 from caldera.core.tensor.dtype import HALVES
@@ -162,8 +163,7 @@ class RandomK(Compressor):
         self, k: float = 0.01, *, feedback: bool = True, **options: Unpack[CompressorOptions]
     ) -> None:
         super().__init__(**options)
-        if not 0 < k <= 1:
-            raise ConfigError.build("RandomK", expected="k above 0, up to 1", got=repr(k))
+        require(0 < k <= 1, "RandomK", "k above 0, up to 1", repr(k))
         self.k = k
         self.feedback = feedback
 

@@ -16,6 +16,7 @@ from typing import Unpack
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.comm import Communicator
 from caldera.comm.autotune import Link, link_for_choices
 from caldera.compress.codecs import Codec, QsgdCodec, RawCodec
@@ -260,18 +261,18 @@ def _check(
             expected="k as a part below 1 or an integer, no more than the block",
             got=f"k={k!r}, block={block!r}",
         )
-    if scope not in ("layer", "global"):
-        raise ConfigError.build("TopK", expected="scope 'layer' or 'global'", got=repr(scope))
+    require(scope in ("layer", "global"), "TopK", "scope 'layer' or 'global'", repr(scope))
     if block is not None and (scope == "global" or sampled):
         raise ConfigError.build(
             "TopK", expected="either blocks, or scope='global' or sampled=True", got="both"
         )
-    if not 0 <= momentum < 1:
-        raise ConfigError.build("TopK", expected="momentum from 0 to below 1", got=f"{momentum}")
-    if algorithm not in ("auto", *ALGORITHMS):
-        raise ConfigError.build(
-            "TopK", expected="'auto' or one of " + ", ".join(ALGORITHMS), got=repr(algorithm)
-        )
+    require(0 <= momentum < 1, "TopK", "momentum from 0 to below 1", momentum)
+    require(
+        algorithm in ("auto", *ALGORITHMS),
+        "TopK",
+        "'auto' or one of " + ", ".join(ALGORITHMS),
+        repr(algorithm),
+    )
 
 
 def write_sum(total: Sum, gradients: Sequence[np.ndarray]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.plain_data import from_plain, to_plain
 from caldera.data.column import KINDS, Column
 from caldera.data.decisions import ClassThreshold
@@ -297,8 +298,7 @@ class Schema:
             problem = f"{len(self.reasons)} reasons for {len(self.ignored)} columns"
         else:
             problem = next((each for column in columns if (each := column.problem())), "")
-        if problem:
-            raise DataError.build(where, expected=expected, got=problem, hint="the file is damaged")
+        require(not problem, where, expected, problem, hint="the file is damaged", error=DataError)
 
     # --- new tables
 
@@ -345,13 +345,14 @@ class Schema:
                 hint=_way_out(missing, unknown),
             )
         for name in (*self.names, target):
-            if given.count(name) > 1:
-                raise DataError.build(
-                    where,
-                    expected="a distinct name for each column",
-                    got=f"{name!r} twice",
-                    hint="leave one out by its number, with ignore= (--ignore-columns)",
-                )
+            require(
+                given.count(name) <= 1,
+                where,
+                "a distinct name for each column",
+                f"{name!r} twice",
+                hint="leave one out by its number, with ignore= (--ignore-columns)",
+                error=DataError,
+            )
         place = {name: number for number, name in enumerate(names) if number not in ignore}
         return ColumnPositions([place[name] for name in self.names], place.get(target))
 
@@ -372,13 +373,14 @@ class Schema:
                 hint=hint,
             )
         for mine, theirs in zip(self.columns, other.columns, strict=False):
-            if mine.encoder != theirs.encoder:
-                raise DataError.build(
-                    where,
-                    expected=f"column {mine.name!r} encoded as in training",
-                    got="other categories, or another scale",
-                    hint=hint,
-                )
+            require(
+                mine.encoder == theirs.encoder,
+                where,
+                f"column {mine.name!r} encoded as in training",
+                "other categories, or another scale",
+                hint=hint,
+                error=DataError,
+            )
         numbers = [str(number) for number in range(len(other.classes))]
         if other.target is None and list(other.classes) == numbers:
             # Classes of arrays are numbers, which match any class names.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, lift
 from caldera.compiler.lazy.expr import add_kind
 from caldera.compiler.sharding.distributions import Distribution, Replicated, as_layout
@@ -26,7 +27,6 @@ from caldera.dmath.numpy_functions import apply_function, apply_ufunc
 from caldera.dmath.session import Handle, Session
 from caldera.dmath.shards import Box, blocks_of, to_dask, to_pandas
 from caldera.draw.svg import Picture
-from caldera.errors import ConfigError
 
 # Known values, by node, for the lifetime of the node.
 _values: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()
@@ -143,13 +143,13 @@ class Array(Expr):
 
     def eval(self, **feeds: Any) -> Array:  # type: ignore[override] # what is here is a part
         """Compute it. The result is an array whose parts are on the ranks, ready to be used."""
-        if feeds:
-            raise ConfigError.build(
-                "dm.Array.eval",
-                expected="no inputs",
-                got=", ".join(feeds),
-                hint="convert them with dm.array",
-            )
+        require(
+            not feeds,
+            "dm.Array.eval",
+            "no inputs",
+            ", ".join(feeds),
+            hint="convert them with dm.array",
+        )
         return evaluate([self])[0]
 
     def numpy(self) -> np.ndarray:
@@ -356,13 +356,13 @@ def layout_for(
 def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
     """Return ranks that the session has."""
     own, there = tuple(int(rank) for rank in ranks), current().ranks
-    if not own or any(not 0 <= rank < there for rank in own):
-        raise ConfigError.build(
-            "dmath",
-            expected=f"one or more ranks from 0 to {there - 1}",
-            got=str(own),
-            hint="dm.connect returns a session with the number of ranks",
-        )
+    require(
+        own and not any(not 0 <= rank < there for rank in own),
+        "dmath",
+        f"one or more ranks from 0 to {there - 1}",
+        own,
+        hint="dm.connect returns a session with the number of ranks",
+    )
     return own
 
 

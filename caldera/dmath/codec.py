@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.compiler.sharding.axis_split import AxisSplit
 from caldera.compiler.sharding.layout import CartesianLayout
 from caldera.compiler.sharding.table_layout import TableLayout
@@ -192,12 +193,12 @@ class _Writer:
         number = self._numbers.get(symbol)
         if number is not None:
             return number
-        if symbol.role not in ROLES:
-            raise ConfigError.build(
-                "sending a graph to workers",
-                expected="values that exist outside of a loop",
-                got=f"{symbol.name} {symbol.spec}",
-            )
+        require(
+            symbol.role in ROLES,
+            "sending a graph to workers",
+            "values that exist outside of a loop",
+            f"{symbol.name} {symbol.spec}",
+        )
         if symbol.role == "array":
             self.constants.append(symbol.value.numpy().tobytes())
         number = self._numbers[symbol] = len(self.leaves)

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from caldera.base.arguments import within
+from caldera.base.arguments import require, within
 from caldera.base.machine import usable_cores
 from caldera.comm import Communicator, world
 from caldera.comm.hosts import interface_address
@@ -107,10 +107,9 @@ def _begun(session: Session, device: str | None) -> Session:
 def _place(on: Any, interface: str | None, threads: int | None, started: int) -> Place | None:
     """Return the place that `on` names, or raise if other arguments contradict it."""
     if on is None:
-        if interface is not None:
-            raise ConfigError.build(
-                "dm.connect", expected="interface= with on=", got=f"only interface={interface!r}"
-            )
+        require(
+            interface is None, "dm.connect", "interface= with on=", f"only interface={interface!r}"
+        )
         return None
     if threads is not None or started > 1:
         other = f"threads={threads}" if threads is not None else f"{started} ranks of MPI"
@@ -132,10 +131,7 @@ def _wanted(
     workers: int | None, threads: int | None, started: int, place: Place | None = None
 ) -> int:
     if threads is not None:
-        if workers is not None:
-            raise ConfigError.build(
-                "dm.connect", expected="workers or threads=", got=f"{workers} and {threads}"
-            )
+        require(workers is None, "dm.connect", "workers or threads=", f"{workers} and {threads}")
         return within("dm.connect", "threads", threads, 1, MOST_WORKERS)
     if workers is not None:
         within("dm.connect", "workers", workers, 1, MOST_WORKERS)
@@ -175,13 +171,13 @@ def _made(ranks: int, threads: int | None, started: int) -> Session:
         return Master(team)
     if ranks == 1:
         return SpmdSession()
-    if not hasattr(os, "fork"):
-        raise ConfigError.build(
-            "dm.connect",
-            expected="a system with fork",
-            got=sys.platform,
-            hint="start the program with mpiexec, or use threads=",
-        )
+    require(
+        hasattr(os, "fork"),
+        "dm.connect",
+        "a system with fork",
+        sys.platform,
+        hint="start the program with mpiexec, or use threads=",
+    )
     return Master(PlaceTeam(SupervisedPlace(PlaceTeam.__module__, ranks), ranks))
 
 

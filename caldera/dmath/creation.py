@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.compiler.lazy.indexing import array_node
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts
@@ -152,8 +153,7 @@ def _random(
     where: str, make: Any, shape: Any, seed: int, dtype: Any, layout: Where, ranks: Any
 ) -> Array:
     kind = canonical(dtype)
-    if not is_float(kind):
-        raise ConfigError.build(where, expected="a dtype of floats", got=kind.name)
+    require(is_float(kind), where, "a dtype of floats", kind.name)
     state = array_node(np.array([np.uint64(index(seed) % 2**64).astype(np.int64), 0], np.int64))
     offset = constant(0, int64)
     drawn = make(state, offset, shape=as_shape(shape), dtype=kind, stream=0)
@@ -207,20 +207,20 @@ def from_dask(values: Any, layout: Where = None) -> Array:
     """
     if hasattr(values, "to_dask_array"):
         values = values.to_dask_array(lengths=True)
-    if not hasattr(values, "chunks") or not hasattr(values, "compute"):
-        raise ConfigError.build(
-            "dm.from_dask",
-            expected="an array or a frame of Dask",
-            got=type(values).__name__,
-            hint="dm.array takes arrays of NumPy",
-        )
-    if any(n != n for n in values.shape):
-        raise ConfigError.build(
-            "dm.from_dask",
-            expected="chunks of known sizes",
-            got=f"shape {values.shape}",
-            hint="call its compute_chunk_sizes() first",
-        )
+    require(
+        hasattr(values, "chunks") and hasattr(values, "compute"),
+        "dm.from_dask",
+        "an array or a frame of Dask",
+        type(values).__name__,
+        hint="dm.array takes arrays of NumPy",
+    )
+    require(
+        not any(n != n for n in values.shape),
+        "dm.from_dask",
+        "chunks of known sizes",
+        f"shape {values.shape}",
+        hint="call its compute_chunk_sizes() first",
+    )
     shape = tuple(int(n) for n in values.shape)
     if layout is None and shape:
         layout = Rows(cuts=_near(np.cumsum((0, *values.chunks[0])), current().ranks))
@@ -239,13 +239,13 @@ def from_pandas(frame: Any, layout: Where = None, dtype: Any = None) -> Array:
     >>> import pandas                                                   # doctest: +SKIP
     >>> A = dm.from_pandas(pandas.DataFrame({"a": [1, 2], "b": [0.5, 1]}))  # doctest: +SKIP
     """
-    if not hasattr(frame, "iloc") or not hasattr(frame, "to_numpy"):
-        raise ConfigError.build(
-            "dm.from_pandas",
-            expected="a DataFrame or a Series",
-            got=type(frame).__name__,
-            hint="dm.array takes arrays of NumPy",
-        )
+    require(
+        hasattr(frame, "iloc") and hasattr(frame, "to_numpy"),
+        "dm.from_pandas",
+        "a DataFrame or a Series",
+        type(frame).__name__,
+        hint="dm.array takes arrays of NumPy",
+    )
     kinds = frame.dtypes.to_dict() if frame.ndim == 2 else {frame.name: frame.dtype}
     numbers = {name: getattr(kind, "numpy_dtype", kind) for name, kind in kinds.items()}
     wrong = [
@@ -253,13 +253,13 @@ def from_pandas(frame: Any, layout: Where = None, dtype: Any = None) -> Array:
         for name, kind in numbers.items()
         if not isinstance(kind, np.dtype) or kind.kind not in "biufc"
     ]
-    if wrong:
-        raise ConfigError.build(
-            "dm.from_pandas",
-            expected="columns of numbers",
-            got="others in " + ", ".join(wrong),
-            hint="leave them out, or convert them to numbers with pandas.get_dummies",
-        )
+    require(
+        not wrong,
+        "dm.from_pandas",
+        "columns of numbers",
+        "others in " + ", ".join(wrong),
+        hint="leave them out, or convert them to numbers with pandas.get_dummies",
+    )
     found = np.result_type(*numbers.values()) if numbers else np.dtype(np.float64)
     wanted = canonical(found if dtype is None else dtype)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise, product
 
+from caldera.base.arguments import require
 from caldera.base.formatting import bytes_text
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.propagation import ShardingStrategy, distribute
@@ -12,7 +13,6 @@ from caldera.compiler.sharding.volume import Move, moves_table, shortened, summa
 from caldera.core.graph import Node, topological
 from caldera.dmath.session import Handle, Session
 from caldera.draw.svg import CARD, CATEGORICAL, SANS, TEXT, Picture, element, picture, text
-from caldera.errors import ConfigError
 
 CALL_S = 1.5e-4
 """Overhead in seconds of starting a transfer or a computation."""
@@ -113,13 +113,13 @@ def layout_picture(layout: ShardLayout) -> Picture:
     """
     down, across = _shown(layout)
     rows, columns = _cuts(layout, down), _cuts(layout, across)
-    if (len(rows) - 1) * (len(columns) - 1) > MOST_BLOCKS:
-        raise ConfigError.build(
-            "dm.Array.draw",
-            expected=f"at most {MOST_BLOCKS} blocks",
-            got=f"{len(rows) - 1} x {len(columns) - 1}",
-            hint="draw a slice, as in A[:64, :64]",
-        )
+    require(
+        (len(rows) - 1) * (len(columns) - 1) <= MOST_BLOCKS,
+        "dm.Array.draw",
+        f"at most {MOST_BLOCKS} blocks",
+        f"{len(rows) - 1} x {len(columns) - 1}",
+        hint="draw a slice, as in A[:64, :64]",
+    )
     height = min(MOST, max(LEAST, WIDTH * max(rows[-1], 1) / max(columns[-1], 1)))
     content = [element("rect", x=0.0, y=0.0, width=WIDTH + 20, height=height + 44, fill=CARD)]
     for (top, bottom), (left, right) in product(pairwise(rows), pairwise(columns)):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.comm.places.shared_folder import FolderProof
 from caldera.compiler.sharding.distributions import Distribution, Replicated, Rows, as_layout
 from caldera.compiler.sharding.layout import ShardLayout
@@ -17,7 +18,6 @@ from caldera.dmath.array import Array, leaf_of
 from caldera.dmath.connect import current
 from caldera.dmath.session import Handle, Session, senders
 from caldera.dmath.shards import INDEX, Saved, open_source, read_index, write_index
-from caldera.errors import ConfigError
 from caldera.io import save_npy
 
 ONLY = ""
@@ -44,21 +44,21 @@ def save(path: PathLike, arrays: Array | Mapping[str, Array]) -> None:
     array([0, 1, 2, 3, 4, 5])
     """
     named = arrays if isinstance(arrays, Mapping) else {ONLY: arrays}
-    if Path(path).suffix == ".npy" and len(named) != 1:
-        raise ConfigError.build(
-            "dm.save",
-            expected="one array for an npy file",
-            got=f"{len(named)} arrays",
-            hint="save several arrays in a folder",
-        )
+    require(
+        Path(path).suffix != ".npy" or len(named) == 1,
+        "dm.save",
+        "one array for an npy file",
+        f"{len(named)} arrays",
+        hint="save several arrays in a folder",
+    )
     for name, each in named.items():
-        if not isinstance(name, str) or not isinstance(each, Array):
-            raise ConfigError.build(
-                "dm.save",
-                expected="an array of dmath, or a dict of arrays by name",
-                got=f"{type(each).__name__} under the name {name!r}",
-                hint="dm.array makes one",
-            )
+        require(
+            isinstance(name, str) and isinstance(each, Array),
+            "dm.save",
+            "an array of dmath, or a dict of arrays by name",
+            f"{type(each).__name__} under the name {name!r}",
+            hint="dm.array makes one",
+        )
     save_handles(current(), path, {name: each.handle for name, each in named.items()})
 
 
@@ -96,10 +96,9 @@ def save_handles(session: Session, path: PathLike, arrays: Mapping[str, Handle])
             save_npy(place, whole)
         session.call("nbytes")
         return
-    if place.suffix and not place.is_dir():
-        raise ConfigError.build(
-            "dm.save", expected="a folder, or a file that ends in .npy", got=str(path)
-        )
+    require(
+        not place.suffix or place.is_dir(), "dm.save", "a folder, or a file that ends in .npy", path
+    )
     if session.is_first:
         place.mkdir(parents=True, exist_ok=True)
     if session.one_script:
@@ -130,13 +129,13 @@ def _check_seen(session: Session, folder: Path) -> None:
     with FolderProof(folder) as proof:
         reasons = session.call("unseen_folder", proof.offered["path"], proof.offered["nonce"])
     for worker, reason in enumerate(reasons):
-        if reason:
-            raise ConfigError.build(
-                "dm.save",
-                expected=f"a folder that all workers see: {folder}",
-                got=f"{reason}, for worker {worker}",
-                hint="name a folder on a file system that all machines share, or an npy file",
-            )
+        require(
+            not reason,
+            "dm.save",
+            f"a folder that all workers see: {folder}",
+            f"{reason}, for worker {worker}",
+            hint="name a folder on a file system that all machines share, or an npy file",
+        )
 
 
 def load_handles(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.base.arguments import refusal
+from caldera.base.arguments import refusal, require
 from caldera.base.config import settings
 from caldera.compiler.lazy import Expr, lift
 from caldera.compiler.sharding.ops import largest_singular, ordered_sum, place
@@ -83,12 +83,13 @@ def add_row_col_sum(
         if not isinstance(factor, Real):
             raise refusal("dm.add_row_col_sum", name, "a number", factor)
     given, start = lift(matrix), lift(vector)
-    if len(given.shape) != 2 or axis not in (0, 1) or start.shape != (given.shape[1 - axis],):
-        raise ShapeError.build(
-            "dm.add_row_col_sum",
-            expected="a matrix, axis 0 or 1, and a vector of its other size",
-            got=f"shape {given.shape}, axis {axis} and a vector of shape {start.shape}",
-        )
+    require(
+        len(given.shape) == 2 and axis in (0, 1) and start.shape == (given.shape[1 - axis],),
+        "dm.add_row_col_sum",
+        "a matrix, axis 0 or 1, and a vector of its other size",
+        f"shape {given.shape}, axis {axis} and a vector of shape {start.shape}",
+        error=ShapeError,
+    )
     in_order = settings.deterministic if deterministic is None else deterministic
     total = ordered_sum(given, axis=axis) if in_order else op.sum(Expr(given), axis).node
     return Array(place((Expr(start) * beta + Expr(total) * alpha).node, None))
@@ -96,12 +97,13 @@ def add_row_col_sum(
 
 def _largest(a: Any, k: int, tolerance: float | None, seed: int) -> tuple[Expr, ...]:
     node = lift(a)
-    if len(node.shape) != 2 or not 1 <= k <= min(node.shape):
-        raise ShapeError.build(
-            "dm.svd",
-            expected="a matrix, and k from 1 to its smaller size",
-            got=f"shape {node.shape} and k={k}",
-        )
+    require(
+        len(node.shape) == 2 and 1 <= k <= min(node.shape),
+        "dm.svd",
+        "a matrix, and k from 1 to its smaller size",
+        f"shape {node.shape} and k={k}",
+        error=ShapeError,
+    )
     limit = 50 * float(np.finfo(part_of(node.dtype)).eps) if tolerance is None else tolerance
     made = largest_singular.outputs(node, k=k, tolerance=float(limit), steps=MOST_STEPS, seed=seed)
     return tuple(Array(each) for each in made)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from caldera.base.arguments import within
+from caldera.base.arguments import require, within
 from caldera.base.config import settings
 from caldera.comm import Communicator, SingleProcess, Traffic
 from caldera.compiler.sharding.axis_split import Intervals
@@ -28,7 +28,6 @@ from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import encode_graph, graph_key
 from caldera.dmath.protocol import SERVICES
 from caldera.dmath.rank import CacheCounts, Definition, Rank, View
-from caldera.errors import ConfigError
 
 PartOf = Callable[[int], np.ndarray]
 WORTH_MEASURING = 1 << 20
@@ -248,28 +247,28 @@ class Session(ABC):
 
     def check_open(self, handle: Handle | None = None) -> None:
         """Raise if the ranks, or the ranks that store this array, are no longer available."""
-        if self._process != os.getpid():
-            raise ConfigError.build(
-                "dmath",
-                expected="the process that has connected",
-                got="one that was forked from it",
-                hint="call dm.connect where arrays are used",
-            )
+        require(
+            self._process == os.getpid(),
+            "dmath",
+            "the process that has connected",
+            "one that was forked from it",
+            hint="call dm.connect where arrays are used",
+        )
         other = self if handle is None else handle.session
-        if not self._is_open or not other.is_open:
-            raise ConfigError.build(
-                "dmath",
-                expected="a session that is open",
-                got="an array of an ended session" if handle else "one that has ended",
-                hint="call dm.connect and make the arrays again, or load them from a file",
-            )
-        if other is not self:
-            raise ConfigError.build(
-                "dmath",
-                expected="arrays of the session that is used now",
-                got="one that was made before dm.connect",
-                hint="connect first, then make arrays",
-            )
+        require(
+            self._is_open and other.is_open,
+            "dmath",
+            "a session that is open",
+            "an array of an ended session" if handle else "one that has ended",
+            hint="call dm.connect and make the arrays again, or load them from a file",
+        )
+        require(
+            other is self,
+            "dmath",
+            "arrays of the session that is used now",
+            "one that was made before dm.connect",
+            hint="connect first, then make arrays",
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -340,13 +339,13 @@ class Session(ABC):
         return known, leaves
 
     def _check_leaf(self, leaf: Symbol) -> None:
-        if not isinstance(leaf.value, Handle):
-            raise ConfigError.build(
-                "dmath",
-                expected="arrays of dmath, numbers and NumPy arrays",
-                got=repr(leaf),
-                hint="make it one with dm.array(...)",
-            )
+        require(
+            isinstance(leaf.value, Handle),
+            "dmath",
+            "arrays of dmath, numbers and NumPy arrays",
+            repr(leaf),
+            hint="make it one with dm.array(...)",
+        )
         self.check_open(leaf.value)
 
     def _take_numbers(self, count: int) -> int:

@@ -23,7 +23,7 @@ from zlib import crc32
 
 import numpy as np
 
-from caldera.base.arguments import shown
+from caldera.base.arguments import require, shown
 from caldera.base.file_access import checked_file_name
 from caldera.base.plain_data import is_sealed, sealed
 from caldera.base.registry import optional_import
@@ -63,18 +63,17 @@ def open_source(path: str, dataset: str = "") -> FileArray:
     (2, 3)
     """
     kind = SUFFIXES.get(Path(path).suffix.lower())
-    if kind is None:
-        raise ConfigError.build(
-            "dm.load",
-            expected="a folder of dm.save, or a file that ends in " + ", ".join(SUFFIXES),
-            got=path,
-        )
+    require(
+        kind is not None,
+        "dm.load",
+        "a folder of dm.save, or a file that ends in " + ", ".join(SUFFIXES),
+        path,
+    )
     if kind == "npy":
         array = map_npy(path)
         return FileArray(array.shape, canonical(array.dtype), array)
     where = f"dm.load {Path(path).name}"
-    if not Path(path).exists():
-        raise DataError.build(where, expected=f"a file at {path}", got="none")
+    require(Path(path).exists(), where, f"a file at {path}", error=DataError)
     package = "h5py" if kind == "hdf5" else "zarr"
     library = optional_import(package, package, where)
     try:
@@ -265,13 +264,14 @@ def _part_in(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
         )
     # Files of older versions have none.
     sums = load_safetensors_metadata(path)
-    if sums and sums.get(name) != str(crc32(bytes_of(stored))):
-        raise DataError.build(
-            f"dm.load {path.name}",
-            expected=f"a part {name!r} that fits its checksum",
-            got="other bytes",
-            hint="the file is damaged; restore it from a copy",
-        )
+    require(
+        not sums or sums.get(name) == str(crc32(bytes_of(stored))),
+        f"dm.load {path.name}",
+        f"a part {name!r} that fits its checksum",
+        "other bytes",
+        hint="the file is damaged; restore it from a copy",
+        error=DataError,
+    )
     return stored.reshape(-1).view(dtype)
 
 
@@ -332,18 +332,16 @@ def to_dask(array: Any) -> Any:
 def to_pandas(array: Any, columns: Sequence[Any] | None = None, index: Any = None) -> Any:
     """Return the whole array as a pandas frame; a vector becomes a series."""
     pandas = optional_import("pandas", "pandas", "dm.Array.to_pandas")
-    if array.ndim not in (1, 2):
-        raise ShapeError.build(
-            "dm.Array.to_pandas",
-            expected="a vector or a matrix",
-            got=f"shape {array.shape}",
-            hint="reshape it first",
-        )
+    require(
+        array.ndim in (1, 2),
+        "dm.Array.to_pandas",
+        "a vector or a matrix",
+        f"shape {array.shape}",
+        hint="reshape it first",
+        error=ShapeError,
+    )
     if array.ndim == 1:
-        if columns is not None:
-            raise ConfigError.build(
-                "dm.Array.to_pandas", expected="no columns for a vector", got=repr(columns)
-            )
+        require(columns is None, "dm.Array.to_pandas", "no columns for a vector", repr(columns))
         return _labelled(pandas.Series, array.numpy(), index=index)
     if columns is not None and len(columns) != array.shape[1]:
         raise ShapeError.build(

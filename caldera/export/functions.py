@@ -14,7 +14,6 @@ from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph import Spec
 from caldera.core.tensor.dtype import is_float
-from caldera.errors import ConfigError
 from caldera.export.rows import check_rows
 from caldera.kernels.native.codegen.matrix_multiply import standalone
 from caldera.kernels.native.codegen.target import TARGETS, compiled_for
@@ -181,13 +180,13 @@ def _planned(
 ) -> FunctionPlan:
     found = [*outputs.values(), *updates]
     plan = compile(found, device="cpu", precision=model.precision, remember=False)
-    if not isinstance(plan, Plan):
-        raise ConfigError.build(
-            "export",
-            expected="a model on the CPU",
-            got="layers on several devices",
-            hint='move it with model.to("cpu")',
-        )
+    require(
+        isinstance(plan, Plan),
+        "export",
+        "a model on the CPU",
+        "layers on several devices",
+        hint='move it with model.to("cpu")',
+    )
     return FunctionPlan(plan, {_name(each): each.node.spec for each in inputs}, list(outputs))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from caldera.base.arguments import require
 from caldera.core.graph import dense_strides
 from caldera.errors import ConfigError
 from caldera.export.functions import KINDS
@@ -79,10 +80,9 @@ def image_source(image: TargetImage, name: str) -> str:
 def _plan_tables(plan: PlanImage, name: str, own: int) -> tuple[list[str], str]:
     """Return the tables of a plan, and its row in the table of plans."""
     ports = [*((0, each) for each in plan.inputs), *((1, each) for each in plan.outputs)]
-    if len(ports) > MOST_PORTS:
-        raise ConfigError.build(
-            "export", expected=f"at most {MOST_PORTS} inputs and outputs", got=str(len(ports))
-        )
+    require(
+        len(ports) <= MOST_PORTS, "export", f"at most {MOST_PORTS} inputs and outputs", len(ports)
+    )
     links = [each for each in plan.relocations if each.segment >= FIRST_PORT]
     fixed = [each for each in plan.relocations if each.segment < FIRST_PORT]
     calls = [(*each[:-1], f'"{each.op}"') for each in plan.calls]

@@ -15,6 +15,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.base.registry import nearest
 from caldera.core.tensor import (
     HALVES,
@@ -27,7 +28,7 @@ from caldera.core.tensor import (
     is_float,
     uint8,
 )
-from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
+from caldera.errors import DataError, DtypeError, ShapeError
 from caldera.io.files import PathLike, array_to_save, created, named, opened
 
 # Where a spreadsheet may begin a field: it may also divide fields by semicolons or tabs.
@@ -101,13 +102,14 @@ def write_csv(
     where = named("write_csv", path)
     check_delimiter(delimiter)
     array = array_to_save(tensor, where)
-    if array.ndim not in (1, 2):
-        raise ShapeError.build(
-            where,
-            expected="a vector or a matrix",
-            got=f"shape {array.shape}",
-            hint="reshape it to one row a line",
-        )
+    require(
+        array.ndim in (1, 2),
+        where,
+        "a vector or a matrix",
+        f"shape {array.shape}",
+        hint="reshape it to one row a line",
+        error=ShapeError,
+    )
     width = array.shape[1] if array.ndim == 2 else 1
     if header is not None and len(header) != width:
         raise ShapeError.build(where, expected=f"{width} names", got=f"{len(header)}")
@@ -143,8 +145,12 @@ class _Table:
         self._has_header = header is True or (
             header == "auto" and not any(as_float(text) is not None for text in first)
         )
-        if self._has_header and next(rows, None) is None:
-            raise DataError.build(where, expected="lines of numbers after the names", got="none")
+        require(
+            not self._has_header or next(rows, None) is not None,
+            where,
+            "lines of numbers after the names",
+            error=DataError,
+        )
         self._names = [name.strip() for name in first] if self._has_header else []
         self._width = len(first)
         self._columns = (
@@ -241,8 +247,9 @@ def column_number(wanted: int | str, names: Sequence[str], width: int, where: st
             got=", ".join(names) or "no line of names",
             hint=nearest(wanted, names) if names else "",
         )
-    if not -width <= wanted < width:
-        raise DataError.build(where, expected=f"column {wanted}", got=f"{width} columns")
+    require(
+        -width <= wanted < width, where, f"column {wanted}", f"{width} columns", error=DataError
+    )
     return wanted % width
 
 
@@ -269,13 +276,14 @@ def has_grouped_digits(text: str) -> bool:
 
 
 def _refuse_complex(dtype: DType, where: str) -> None:
-    if is_complex(dtype):
-        raise DtypeError.build(
-            where,
-            expected="real numbers in a CSV file",
-            got=str(dtype),
-            hint="store the two parts in separate columns, or use save_npy and load_npy",
-        )
+    require(
+        not is_complex(dtype),
+        where,
+        "real numbers in a CSV file",
+        dtype,
+        hint="store the two parts in separate columns, or use save_npy and load_npy",
+        error=DtypeError,
+    )
 
 
 def _problem(text: str, dtype: DType) -> str:
@@ -358,7 +366,9 @@ def without_formulas(value: Any) -> Any:
 
 def check_delimiter(delimiter: str) -> None:
     """Refuse what cannot divide the columns of numbers."""
-    if len(delimiter) != 1 or _PART_OF_NUMBERS.match(delimiter):
-        raise ConfigError.build(
-            "delimiter", expected="one character that no number contains", got=repr(delimiter)
-        )
+    require(
+        len(delimiter) == 1 and not _PART_OF_NUMBERS.match(delimiter),
+        "delimiter",
+        "one character that no number contains",
+        repr(delimiter),
+    )

@@ -11,6 +11,7 @@ from typing import IO, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.base.file_cache import atomic_write
 from caldera.core.memory import MemoryManager
 from caldera.core.tensor import DType, Shape, Tensor, array_of, bool_, size
@@ -119,8 +120,13 @@ def read_bounded(path: PathLike, most: int, where: str) -> bytes:
     b''
     """
     # Asked before opening: to open a pipe would wait for its writer.
-    if Path(path).exists() and not Path(path).is_file():
-        raise DataError.build(where, expected=f"a file at {path}", got="something else")
+    require(
+        not Path(path).exists() or Path(path).is_file(),
+        where,
+        f"a file at {path}",
+        "something else",
+        error=DataError,
+    )
     with opened(path, "rb", where) as file:
         size = file_size(file)
         if size > most:
@@ -179,13 +185,14 @@ def _fill(elements: NDArray[Any], file: IO[bytes], where: str) -> None:
     filled = 0
     while filled < wanted.nbytes:
         count = file.readinto(wanted[filled:])  # type: ignore[attr-defined]
-        if not count:
-            raise DataError.build(
-                where,
-                expected=f"{wanted.nbytes} bytes of elements",
-                got=f"{filled}",
-                hint="the file is truncated",
-            )
+        require(
+            count,
+            where,
+            f"{wanted.nbytes} bytes of elements",
+            filled,
+            hint="the file is truncated",
+            error=DataError,
+        )
         filled += count
     if elements.dtype == bool_ and elements.size and elements.view(np.uint8).max() > 1:
         raise DataError.build(where, expected="0 or 1 for each bool", got="other bytes")

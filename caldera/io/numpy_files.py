@@ -11,6 +11,7 @@ from typing import IO, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.base.file_access import check_asked, check_shape
 from caldera.core.tensor import DType, Shape, Tensor, bfloat16, canonical, size
 from caldera.core.tensor.dtype import FLOAT8
@@ -163,13 +164,14 @@ def _members(path: PathLike, read: Read[T]) -> dict[str, T]:
 
 def _array(tensor: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
     array = array_to_save(tensor, where)
-    if array.dtype == bfloat16 or array.dtype in FLOAT8:
-        raise DtypeError.build(
-            where,
-            expected="a dtype that npy files know",
-            got=array.dtype.name,
-            hint="save it as safetensors, or astype('float32') first",
-        )
+    require(
+        array.dtype != bfloat16 and array.dtype not in FLOAT8,
+        where,
+        "a dtype that npy files know",
+        array.dtype.name,
+        hint="save it as safetensors, or astype('float32') first",
+        error=DtypeError,
+    )
     return array
 
 
@@ -204,8 +206,7 @@ def _header(file: IO[bytes], total: int, where: str) -> tuple[Shape, bool, DType
         raise DataError.build(
             where, expected="the header of an npy file", got=repr(str(error))[:100]
         ) from None
-    if any(length < 0 for length in shape):
-        raise DataError.build(where, expected="sizes >= 0", got=str(shape))
+    require(not any(length < 0 for length in shape), where, "sizes >= 0", shape, error=DataError)
     try:
         canonical(dtype)
     except DtypeError:
@@ -216,13 +217,14 @@ def _header(file: IO[bytes], total: int, where: str) -> tuple[Shape, bool, DType
             hint="objects, records and dates are not read",
         ) from None
     wanted, left = size(shape) * dtype.itemsize, total - file.tell()
-    if wanted != left:
-        raise DataError.build(
-            where,
-            expected=f"{wanted} bytes of elements for shape {shape} and {dtype}",
-            got=f"{left} in the file",
-            hint="the file is truncated or damaged",
-        )
+    require(
+        wanted == left,
+        where,
+        f"{wanted} bytes of elements for shape {shape} and {dtype}",
+        f"{left} in the file",
+        hint="the file is truncated or damaged",
+        error=DataError,
+    )
     check_shape(shape, where)
     return shape, column_major, dtype
 
@@ -230,11 +232,21 @@ def _header(file: IO[bytes], total: int, where: str) -> tuple[Shape, bool, DType
 def _check_members(members: list[zipfile.ZipInfo], total: int, where: str) -> None:
     """Refuse what no npz file has, before anything is unpacked."""
     names = [member.filename for member in members]
-    if len(set(names)) != len(names):
-        raise DataError.build(where, expected="each name once", got=", ".join(sorted(names)))
+    require(
+        len(set(names)) == len(names),
+        where,
+        "each name once",
+        ", ".join(sorted(names)),
+        error=DataError,
+    )
     for member in members:
-        if not member.filename.endswith(".npy") or member.compress_type not in _COMPRESSIONS:
-            raise DataError.build(where, expected="npy files inside", got=repr(member.filename))
+        require(
+            member.filename.endswith(".npy") and member.compress_type in _COMPRESSIONS,
+            where,
+            "npy files inside",
+            repr(member.filename),
+            error=DataError,
+        )
     unpacked = sum(member.file_size for member in members)
     if unpacked > _LARGEST_COMPRESSION * total:
         raise DataError.build(

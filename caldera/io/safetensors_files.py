@@ -17,12 +17,13 @@ from typing import IO, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.base.file_access import check_shape
 from caldera.base.plain_data import unique_keys
 from caldera.core.tensor import Shape, Tensor, size
 from caldera.core.tensor import dtype as dtypes
 from caldera.core.tensor.dtype import little_endian
-from caldera.errors import ConfigError, DataError, DtypeError
+from caldera.errors import DataError, DtypeError
 from caldera.io.files import (
     PathLike,
     Read,
@@ -99,13 +100,14 @@ def save_safetensors(
     _check_texts(where, tensors, metadata or {})
     arrays = {name: array_to_save(tensor, f"{where}, {name!r}") for name, tensor in tensors.items()}
     for name, array in arrays.items():
-        if array.dtype not in _CODES:
-            raise DtypeError.build(
-                f"{where}, {name!r}",
-                expected="a dtype that safetensors files know",
-                got=str(array.dtype),
-                hint="save_npz has it; or take its real and imaginary part",
-            )
+        require(
+            array.dtype in _CODES,
+            f"{where}, {name!r}",
+            "a dtype that safetensors files know",
+            array.dtype,
+            hint="save_npz has it; or take its real and imaginary part",
+            error=DtypeError,
+        )
     # Sorted by decreasing element size, so that all tensors are aligned.
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
@@ -209,12 +211,8 @@ def load_safetensors_metadata(path: Source) -> dict[str, str]:
 
 def _check_texts(where: str, tensors: Mapping[str, object], metadata: Mapping[str, str]) -> None:
     for text in [*tensors, *metadata, *metadata.values()]:
-        if not isinstance(text, str):
-            raise ConfigError.build(
-                where, expected="names and metadata of type str", got=repr(text)
-            )
-    if _METADATA in tensors:
-        raise ConfigError.build(where, expected="names of tensors", got=f"{_METADATA}, reserved")
+        require(isinstance(text, str), where, "names and metadata of type str", repr(text))
+    require(_METADATA not in tensors, where, "names of tensors", f"{_METADATA}, reserved")
 
 
 def _read_header(file: IO[bytes], where: str) -> _Header:
@@ -233,8 +231,9 @@ def _read_header(file: IO[bytes], where: str) -> _Header:
         raw = json.loads(file.read(length), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise DataError.build(where, expected="a JSON header", got=str(error)) from None
-    if not isinstance(raw, dict):
-        raise DataError.build(where, expected="a JSON object as header", got=type(raw).__name__)
+    require(
+        isinstance(raw, dict), where, "a JSON object as header", type(raw).__name__, error=DataError
+    )
     metadata = raw.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise DataError.build(where, expected="metadata of type str", got=repr(metadata))
@@ -318,18 +317,20 @@ def _check_ranges(entries: dict[str, _Entry], available: int, where: str) -> Non
     """The tensors must fill the rest of the file, without gaps or overlaps."""
     position = 0
     for begin, end in sorted((entry.begin, entry.end) for entry in entries.values()):
-        if begin != position:
-            raise DataError.build(
-                where,
-                expected=f"a tensor that starts at byte {position}",
-                got=str(begin),
-                hint="the header is damaged",
-            )
-        position = end
-    if position != available:
-        raise DataError.build(
+        require(
+            begin == position,
             where,
-            expected=f"{position} bytes of tensors",
-            got=f"{available}",
-            hint="the file is truncated or damaged",
+            f"a tensor that starts at byte {position}",
+            begin,
+            hint="the header is damaged",
+            error=DataError,
         )
+        position = end
+    require(
+        position == available,
+        where,
+        f"{position} bytes of tensors",
+        available,
+        hint="the file is truncated or damaged",
+        error=DataError,
+    )

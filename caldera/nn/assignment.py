@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from caldera import op
-from caldera.base.arguments import refusal
+from caldera.base.arguments import refusal, require
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.graph.node import Spec, Symbol
 from caldera.core.tensor.dtype import int64
@@ -37,13 +37,13 @@ def check_change(layer: Layer, name: str, value: Any) -> None:
     """Raise if a built layer would ignore the value or would require other parameters for it."""
     before = vars(layer).get(name)
     parts = before if isinstance(before, list | tuple) else (before,)
-    if any(isinstance(each, Variable) for each in parts):
-        raise ConfigError.build(
-            layer.path,
-            expected="values that are assigned to the parameter itself",
-            got=f"another {name}",
-            hint=f"write layer.{name}.assign(values)",
-        )
+    require(
+        not any(isinstance(each, Variable) for each in parts),
+        layer.path,
+        "values that are assigned to the parameter itself",
+        f"another {name}",
+        hint=f"write layer.{name}.assign(values)",
+    )
     may_be_none = value is None and name in getattr(layer, "__dataclass_fields__", ())
     if _holds_layers(before) and not (may_be_none or _holds_layers(value)):
         raise refusal(layer.path, name, "a layer, or several as it has now", value)

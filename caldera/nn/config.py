@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.base.plain_data import plain, revived
 from caldera.base.registry import nearest
 from caldera.compiler.lazy import Expr
@@ -120,8 +121,7 @@ def from_config(config: Mapping[str, Any]) -> Layer:
 
 
 def _layer_from_config(config: Any, shared: dict[int, Layer], depth: int) -> Layer:
-    if depth == 0:
-        raise ConfigError.build("layer", expected=f"at most {DEEPEST} layers deep", got="more")
+    require(depth != 0, "layer", f"at most {DEEPEST} layers deep", "more")
     if not isinstance(config, Mapping) or not isinstance(config.get("layer"), str):
         raise ConfigError.build("layer", expected='{"layer": name, ...}', got=repr(config)[:100])
     settings = {key: value for key, value in config.items() if key not in ("layer", "shared")}
@@ -190,13 +190,12 @@ def network(layers: Layer | Sequence[Layer]) -> Layer:
 def sample_input(whole: Layer, input_shape: Sequence[int] | None = None) -> Expr:
     """Return an input for a single sample, of the given shape or the shape of `nn.Input`."""
     declared = next((layer for layer in whole.walk() if isinstance(layer, Input)), None)
-    if input_shape is None and declared is None:
-        raise ConfigError.build(
-            whole.path or "network",
-            expected="the shape of a sample",
-            got="none",
-            hint="give input_shape=, or begin with nn.Input(shape)",
-        )
+    require(
+        input_shape is not None or declared is not None,
+        whole.path or "network",
+        "the shape of a sample",
+        hint="give input_shape=, or begin with nn.Input(shape)",
+    )
     shape = declared.traced_shape if input_shape is None and declared is not None else input_shape
     dtype = None if declared is None else declared.dtype
     assert shape is not None

@@ -15,7 +15,6 @@ from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.graph.ops.few_bits import GROUPS, dequantise, padded, quantised
 from caldera.core.tensor.dtype import canonical
-from caldera.errors import ConfigError
 from caldera.nn.tracing import context
 
 if TYPE_CHECKING:
@@ -75,13 +74,13 @@ def weights_in(layer: Layer) -> Iterator[None]:
     if how is None:
         yield
         return
-    if context().training:
-        raise ConfigError.build(
-            layer.path,
-            expected="inference",
-            got="training",
-            hint="train the float model, and quantise it again",
-        )
+    require(
+        not context().training,
+        layer.path,
+        "inference",
+        "training",
+        hint="train the float model, and quantise it again",
+    )
     token = _current.set(how)
     try:
         yield

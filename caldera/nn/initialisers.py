@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.base.registry import Registry
 from caldera.core.tensor import (
     Filler,
@@ -69,13 +70,13 @@ def fill_to_config(fill: Filler) -> dict[str, Any]:
     """Return the configuration of a filler for model files."""
     if isinstance(fill, Scaled):
         return {"filler": f"{fill.rule}_{fill.distribution}"}
-    if type(fill) not in _NAMES:
-        raise ConfigError.build(
-            "to_config",
-            expected="a registered filler: " + ", ".join(fillers),
-            got=type(fill).__name__,
-            hint="give the layer no fill=, and assign the values to its parameters",
-        )
+    require(
+        type(fill) in _NAMES,
+        "to_config",
+        "a registered filler: " + ", ".join(fillers),
+        type(fill).__name__,
+        hint="give the layer no fill=, and assign the values to its parameters",
+    )
     numbers = {each.name: getattr(fill, each.name) for each in fields(fill)}  # type: ignore[arg-type]
     return {"filler": _NAMES[type(fill)], **numbers}
 

@@ -154,12 +154,12 @@ class Layer(ABC):
         """Full name of the device it is pinned to."""
         if self.device is None:
             return None
-        if not isinstance(self.device, str):
-            raise ConfigError.build(
-                self.path,
-                expected='device= a name such as "cpu" or "cuda:0"',
-                got=repr(self.device),
-            )
+        require(
+            isinstance(self.device, str),
+            self.path,
+            'device= a name such as "cpu" or "cuda:0"',
+            repr(self.device),
+        )
         return find_device(self.device).name
 
     # --- overridden by subclasses
@@ -202,13 +202,13 @@ class Layer(ABC):
         dtype: str | None = None,
     ) -> Variable:
         # Each trace calls `forward`: training and evaluation would have separate variables.
-        if self._built:
-            raise ConfigError.build(
-                self.path or type(self).__name__,
-                expected="parameters and states to be made in build(self, x), which is called once",
-                got=f"{name!r} in forward, or later",
-                hint=f"write self.{name} = self.parameter({name!r}, ...) in build, not in forward",
-            )
+        require(
+            not self._built,
+            self.path or type(self).__name__,
+            "parameters and states to be made in build(self, x), which is called once",
+            f"{name!r} in forward, or later",
+            hint=f"write self.{name} = self.parameter({name!r}, ...) in build, not in forward",
+        )
         now = context()
         path = f"{self.path}/{name}".lstrip("/")
         if now.allocate:
@@ -247,13 +247,13 @@ class Layer(ABC):
         With an axis of samples it is their weighted mean; a scalar is one value per batch.
         """
         now, where = context(), self.path or type(self).__name__
-        if name in now.metrics:
-            raise ConfigError.build(
-                where,
-                expected="a distinct name for each metric",
-                got=f"{name!r} twice",
-                hint=f"call it {where}/{name}, where a layer is used several times",
-            )
+        require(
+            name not in now.metrics,
+            where,
+            "a distinct name for each metric",
+            f"{name!r} twice",
+            hint=f"call it {where}/{name}, where a layer is used several times",
+        )
         now.metrics[name] = Added(where, _added(self, values))
 
     def refuse(self, expected: str, got: str, hint: str = "") -> ShapeError:

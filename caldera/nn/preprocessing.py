@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op
-from caldera.base.arguments import refusal, within
+from caldera.base.arguments import refusal, require, within
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import uniform
 from caldera.core.tensor.dtype import real_array_of, refuse_masked
@@ -66,8 +66,13 @@ class Rescale(Layer):
         [[-1.0], [1.0]]
         """
         x = _inputs(samples)
-        if x.dtype.kind not in "biuf" or not np.isfinite(x).all():
-            raise DataError.build("nn.Rescale.fit", expected="finite numbers", got=f"{x.dtype}")
+        require(
+            x.dtype.kind in "biuf" and np.isfinite(x).all(),
+            "nn.Rescale.fit",
+            "finite numbers",
+            x.dtype,
+            error=DataError,
+        )
         mean, deviation = _moments(x)
         return cls((1 / deviation).tolist(), (-mean / deviation).tolist(), name=name)
 
@@ -85,8 +90,7 @@ def _inputs(samples: Any, where: str = "nn.Rescale.fit") -> np.ndarray:
     is_data = hasattr(samples, "batch")
     if not is_data:
         samples = np.atleast_1d(real_array_of(samples, where))
-    if not (len(samples) if is_data else samples.size):
-        raise DataError.build(where, expected="samples", got="none")
+    require(len(samples) if is_data else samples.size, where, "samples", error=DataError)
     rows = np.unique(np.linspace(0, len(samples) - 1, min(len(samples), _MOST_SAMPLES)).astype(int))
     return samples.batch(rows)[0] if is_data else samples[rows]
 

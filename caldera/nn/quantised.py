@@ -85,13 +85,13 @@ def _check_step(layer: Int8Dense | Int8Conv2D) -> None:
 
 
 def _check_inference(layer: Layer) -> None:
-    if context().training:
-        raise ConfigError.build(
-            layer.path,
-            expected="inference",
-            got="training",
-            hint="train the float model, and quantise it again",
-        )
+    require(
+        not context().training,
+        layer.path,
+        "inference",
+        "training",
+        hint="train the float model, and quantise it again",
+    )
 
 
 def _rounded(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

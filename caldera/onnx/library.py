@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.registry import optional_import
 from caldera.core.tensor.dtype import ALL, DType
 from caldera.errors import DtypeError
@@ -67,8 +68,7 @@ def dtype_of(number: int) -> DType:
     >>> dtype_of(1).name, dtype_of(7).name
     ('float32', 'int64')
     """
-    if number not in BY_NUMBER:
-        raise DtypeError.build("onnx", expected="an element type that is known", got=f"{number}")
+    require(number in BY_NUMBER, "onnx", "an element type that is known", number, error=DtypeError)
     return BY_NUMBER[number]
 
 

@@ -8,6 +8,7 @@ from typing import Any, Never
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.graph.node import Spec, Symbol
 from caldera.core.tensor.dtype import DType, canonical, float32, is_float
@@ -55,13 +56,13 @@ class ImportedModel(Model):
         graph = program.graph
         self._fed = [each for each in graph.inputs if each.name not in graph.constants]
         wrong = [each.name for each in self._fed if each.kind != "tensor" or each.shape == ()]
-        if wrong or not self._fed:
-            raise ConfigError.build(
-                "onnx load",
-                expected="tensors with an axis of samples as inputs",
-                got=", ".join(wrong) or "none",
-                hint="run it with caldera.onnx.Backend",
-            )
+        require(
+            not wrong and self._fed,
+            "onnx load",
+            "tensors with an axis of samples as inputs",
+            ", ".join(wrong) or "none",
+            hint="run it with caldera.onnx.Backend",
+        )
         fixed = {
             each.shape[0] for each in self._fed if each.shape and isinstance(each.shape[0], int)
         }

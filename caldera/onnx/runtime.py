@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.node import Symbol
@@ -145,10 +146,13 @@ class Prepared(backend_base.BackendRep):
         if isinstance(inputs, Mapping):
             return {name: _as_value(each) for name, each in inputs.items()}
         given = list(inputs) if isinstance(inputs, Sequence) else [inputs]
-        if len(given) > len(self.session.program.graph.inputs):
-            raise DataError.build(
-                "onnx backend", expected=f"inputs {', '.join(names)}", got=f"{len(given)} values"
-            )
+        require(
+            len(given) <= len(self.session.program.graph.inputs),
+            "onnx backend",
+            f"inputs {', '.join(names)}",
+            f"{len(given)} values",
+            error=DataError,
+        )
         if len(given) > len(names):
             names = [each.name for each in self.session.program.graph.inputs]
         return {name: _as_value(each) for name, each in zip(names, given, strict=False)}

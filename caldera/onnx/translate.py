@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.graph.opdef import scope as error_scope
 from caldera.errors import ConfigError, DataError
@@ -68,12 +69,13 @@ class Scope:
 
     def run(self, graph: Graph, inputs: Sequence[Value]) -> list[Value]:
         """The outputs of a graph that stands inside this one (the body of a loop, a branch)."""
-        if len(inputs) > len(graph.inputs):
-            raise DataError.build(
-                f"onnx graph {graph.name!r}",
-                expected=f"at most {len(graph.inputs)} inputs",
-                got=f"{len(inputs)}",
-            )
+        require(
+            len(inputs) <= len(graph.inputs),
+            f"onnx graph {graph.name!r}",
+            f"at most {len(graph.inputs)} inputs",
+            f"{len(inputs)}",
+            error=DataError,
+        )
         fed = {each.name: value for each, value in zip(graph.inputs, inputs, strict=False)}
         inside = replace(self, values={**graph.constants, **fed}, outer=self)
         return inside.perform(graph.calls, [each.name for each in graph.outputs])
@@ -121,12 +123,13 @@ class Scope:
         self.budget.spend(outputs)
         if in_numpy:
             self.in_numpy.add(call.operator)
-        if any(call.outputs[len(outputs) :]):
-            raise DataError.build(
-                f"onnx {call}",
-                expected=f"at most {len(outputs)} outputs",
-                got=f"{len(call.outputs)}",
-            )
+        require(
+            not any(call.outputs[len(outputs) :]),
+            f"onnx {call}",
+            f"at most {len(outputs)} outputs",
+            f"{len(call.outputs)}",
+            error=DataError,
+        )
         return outputs
 
     def _call_function(
@@ -168,11 +171,12 @@ def translate(program: Program, values: Mapping[str, Value]) -> Translation:
     budget = Budget(sum(_bytes_of(each) for each in known.values()), MOST_CALLS)
     scope = Scope(program, program.versions, known, budget)
     missing = [each.name for each in graph.inputs if each.name not in scope.values]
-    if missing:
-        raise DataError.build(
-            f"onnx graph {graph.name!r}",
-            expected="a value for each input",
-            got="none for " + ", ".join(missing),
-        )
+    require(
+        not missing,
+        f"onnx graph {graph.name!r}",
+        "a value for each input",
+        "none for " + ", ".join(missing),
+        error=DataError,
+    )
     outputs = scope.perform(graph.calls, [each.name for each in graph.outputs])
     return Translation(outputs, frozenset(scope.in_numpy))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, as_float, binary, divide, lift, lift_all, power
 from caldera.core.graph.ops import base, elementwise, movement, special
 from caldera.core.tensor import broadcast_shapes, complex_of, is_complex, part_of
-from caldera.errors import ConfigError
 from caldera.op.arguments import float_function
 
 __all__ = [
@@ -193,8 +193,7 @@ def clip(x: Any, low: Any = None, high: Any = None) -> Expr:
     >>> op.clip(cd.tensor([-2.0, 0.5, 7.0]), 0, 1).tolist()
     [0.0, 0.5, 1.0]
     """
-    if low is None and high is None:
-        raise ConfigError.build("op.clip", expected="low, high or both", got="neither")
+    require(low is not None or high is not None, "op.clip", "low, high or both", "neither")
     result = x
     if low is not None:
         result = maximum(result, low)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, Variable, lift, lift_all
 from caldera.core.graph import (
     ITEM,
@@ -100,13 +101,14 @@ def scan(
 
 def _checked_outcome(where: str, outcome: Any, init: Any) -> tuple[Any, Any]:
     """Return the carry and the y that a body returned."""
-    if not isinstance(outcome, tuple) or len(outcome) != 2:
-        raise CalderaError.build(
-            where,
-            expected="a body that returns (carry, y)",
-            got=type(outcome).__name__,
-            hint="return (carry, None) if there is no y",
-        )
+    require(
+        isinstance(outcome, tuple) and len(outcome) == 2,
+        where,
+        "a body that returns (carry, y)",
+        type(outcome).__name__,
+        hint="return (carry, None) if there is no y",
+        error=CalderaError,
+    )
     carry, y = outcome
     _expect_like(where, init, carry, "a carry built like the first one")
     return carry, y
@@ -326,8 +328,7 @@ def _length(where: str, sequences: Sequence[Node], length: int | None) -> int:
 
 
 def _check_body(where: str, arguments: Sequence[Node], outputs: Sequence[Node]) -> None:
-    if not outputs:
-        raise CalderaError.build(where, expected="a carry or a y", got="neither")
+    require(outputs, where, "a carry or a y", "neither", error=CalderaError)
     # The arguments are newer than all outside nodes, so newer nodes were created by the body.
     start = min((node.serial for node in arguments), default=0)
     for node in topological(outputs):
@@ -351,13 +352,14 @@ def assign(target: Variable, value: Any) -> Expr:
     >>> op.assign(n, n * 10.0).eval().item(), n.numpy().item()
     (10.0, 10.0)
     """
-    if not isinstance(target, Variable):
-        raise DtypeError.build(
-            "op.assign",
-            expected="a variable made by op.var",
-            got=type(target).__name__,
-            hint="only variables keep a value between runs",
-        )
+    require(
+        isinstance(target, Variable),
+        "op.assign",
+        "a variable made by op.var",
+        type(target).__name__,
+        hint="only variables keep a value between runs",
+        error=DtypeError,
+    )
     new = lift(value, target.dtype)
     if new.shape == () and target.shape != ():
         new = broadcast_to(new, target.shape)
@@ -415,10 +417,13 @@ def _parts(
     make: Op, name: str, x: Any, sizes: Sequence[int], rank: int, dim: int, axis: str
 ) -> Expr:
     node, where = lift(x), location(name)
-    if not 0 <= rank < len(sizes):
-        raise ShapeError.build(
-            where, expected=f"a rank of the {len(sizes)} that have parts", got=f"{rank}"
-        )
+    require(
+        0 <= rank < len(sizes),
+        where,
+        f"a rank of the {len(sizes)} that have parts",
+        rank,
+        error=ShapeError,
+    )
     return Expr(
         make(
             node,

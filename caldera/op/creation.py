@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops import base, iota
@@ -69,10 +70,12 @@ def full(shape: Sizes, value: complex, dtype: Any = None) -> Expr:
     if not is_inexact(wanted):
         whole = math.isfinite(number) and number == math.floor(number)
         whole = whole and (wanted != bool_ or number in (0, 1))
-        if not whole or side_of_range(int(value.real), wanted):
-            raise ConfigError.build(
-                "op.full", expected=f"value= a number that {wanted} can hold", got=repr(value)
-            )
+        require(
+            whole and not side_of_range(int(value.real), wanted),
+            "op.full",
+            f"value= a number that {wanted} can hold",
+            repr(value),
+        )
         number = int(value.real)
     return Expr(base.full(as_shape(shape, "op.full"), number, wanted))
 
@@ -88,12 +91,12 @@ def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: A
     """
     first, last = (0, start) if stop is None else (start, stop)
     numbers = [as_number(each, "a bound", "arange") for each in (first, last, step)]
-    if not step or not all(map(math.isfinite, numbers)):
-        raise ConfigError.build(
-            "op.arange",
-            expected="finite bounds, and a step other than 0",
-            got=f"{first}, {last}, {step}",
-        )
+    require(
+        step and all(map(math.isfinite, numbers)),
+        "op.arange",
+        "finite bounds, and a step other than 0",
+        f"{first}, {last}, {step}",
+    )
     is_whole = all(
         float(each).is_integer() and not isinstance(each, float) for each in (first, last, step)
     )

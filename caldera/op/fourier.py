@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops import (
@@ -24,7 +25,6 @@ from caldera.core.graph.ops import (
     view_as_real,
 )
 from caldera.core.tensor import as_shape, complex_of, normalise_axes, normalise_axis, part_of
-from caldera.errors import ConfigError
 
 __all__ = ["fft", "fft2", "fftn", "ifft", "ifft2", "ifftn", "irfft", "irfft2", "rfft", "rfft2"]
 
@@ -221,10 +221,12 @@ def _finished(pairs: Node, count: int, norm: Norm, *, inverse: bool) -> Expr:
 
 
 def _scaled(total: Node, count: int, norm: Norm, *, inverse: bool) -> Node:
-    if norm not in ("backward", "ortho", "forward"):
-        raise ConfigError.build(
-            "op.fft", expected="norm= backward, ortho or forward", got=repr(norm)
-        )
+    require(
+        norm in ("backward", "ortho", "forward"),
+        "op.fft",
+        "norm= backward, ortho or forward",
+        repr(norm),
+    )
     power = 0.5 if norm == "ortho" else float((norm == "backward") == inverse)
     if not power:
         return total

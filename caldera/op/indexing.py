@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, lift, lift_all, wrap
 from caldera.compiler.lazy.indexing import set_at
 from caldera.core.graph import Node, describe, location
@@ -193,13 +194,14 @@ def aligned(x: Node, indices: Node, axis: int, name: str) -> tuple[Node, Node, i
     """Return both with the same sizes outside `axis`, which is then counted from the front."""
     x, indices = as_vector(x), as_vector(indices)
     position = axis_of(x, axis, name)
-    if len(x.shape) != len(indices.shape):
-        raise ShapeError.build(
-            f"op.{name}",
-            expected=f"indices with {len(x.shape)} axes, like x",
-            got=f"shape {indices.shape}",
-            hint="use op.gather to read the same positions everywhere",
-        )
+    require(
+        len(x.shape) == len(indices.shape),
+        f"op.{name}",
+        f"indices with {len(x.shape)} axes, like x",
+        f"shape {indices.shape}",
+        hint="use op.gather to read the same positions everywhere",
+        error=ShapeError,
+    )
     before, after = slice(position), slice(position + 1, None)
     around = broadcast_shapes(
         x.shape[before] + x.shape[after],

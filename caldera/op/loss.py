@@ -33,7 +33,7 @@ from caldera.core.graph.ops import (
 )
 from caldera.core.graph.ops.activation import log_softmax
 from caldera.core.tensor import DType, Tensor, array_of, int64, is_integer, normalise_axis
-from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
+from caldera.errors import DataError, DtypeError, ShapeError
 from caldera.op.arguments import as_count, as_number
 
 __all__ = [
@@ -249,12 +249,12 @@ def _elementwise(
 
 def reduced(losses: Node, reduction: str, name: str, weights: Any = None) -> Expr:
     """Return the (weighted) mean of losses, their sum, or all losses, as `reduction` specifies."""
-    if reduction not in REDUCTIONS:
-        raise ConfigError.build(
-            location(name),
-            expected="reduction= one of " + ", ".join(REDUCTIONS),
-            got=repr(reduction),
-        )
+    require(
+        reduction in REDUCTIONS,
+        location(name),
+        "reduction= one of " + ", ".join(REDUCTIONS),
+        repr(reduction),
+    )
     axes = tuple(range(len(losses.shape)))
     if weights is None:
         if reduction == "mean":
@@ -391,12 +391,13 @@ def _check_lengths(name: str, given: np.ndarray | None, samples: int, most: int 
         return
     is_whole = given.dtype.kind in "iu"
     require(is_whole, location(_NAME), f"{name} of integers", given.dtype, error=DtypeError)
-    if given.shape != (samples,):
-        raise ShapeError.build(
-            location(_NAME),
-            expected=f"{name} of shape {(samples,)}, one a sample",
-            got=f"shape {given.shape}",
-        )
+    require(
+        given.shape == (samples,),
+        location(_NAME),
+        f"{name} of shape {(samples,)}, one a sample",
+        f"shape {given.shape}",
+        error=ShapeError,
+    )
     wrong = given < 0 if most is None else (given < 0) | (given > most)
     if wrong.any():
         sample = int(np.argmax(wrong))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, lift, lift_all, wrap
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops import base
@@ -20,7 +21,7 @@ from caldera.core.tensor.shape import (
     reshape_with_unknown,
     size,
 )
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ShapeError
 from caldera.op.arguments import along_an_axis, place
 
 __all__ = [
@@ -118,10 +119,13 @@ def moveaxis(x: Any, source: Sizes, target: Sizes) -> Expr:
     rank, where = len(node.shape), place("moveaxis", node)
     given = [as_list(each) for each in (source, target)]
     taken, places = ([normalise_axis(axis, rank, where) for axis in each] for each in given)
-    if not len(taken) == len(places) == len(set(taken)) == len(set(places)):
-        raise ShapeError.build(
-            where, expected="a permutation of the axes", got=f"{source} and {target}"
-        )
+    require(
+        len(taken) == len(places) == len(set(taken)) == len(set(places)),
+        where,
+        "a permutation of the axes",
+        f"{source} and {target}",
+        error=ShapeError,
+    )
     order = [axis for axis in range(rank) if axis not in taken]
     for position, axis in sorted(zip(places, taken, strict=True)):
         order.insert(position, axis)
@@ -210,8 +214,7 @@ def stack(parts: Sequence[Any], axis: int = 0) -> Expr:
 
 
 def _several(name: str, parts: Sequence[Any]) -> tuple[Node, ...]:
-    if len(parts) == 0:
-        raise ShapeError.build(f"op.{name}", expected="at least one part", got="none")
+    require(len(parts) != 0, f"op.{name}", "at least one part", error=ShapeError)
     return lift_all(*parts)
 
 
@@ -311,8 +314,13 @@ def roll(x: Any, shift: Sizes, axis: Sizes | None = None) -> Expr:
         shifts *= len(axes)
     elif len(axes) == 1:
         axes *= len(shifts)
-    if len(axes) != len(shifts):
-        raise ShapeError.build(where, expected="a shift for each axis", got=f"{shift} for {axis}")
+    require(
+        len(axes) == len(shifts),
+        where,
+        "a shift for each axis",
+        f"{shift} for {axis}",
+        error=ShapeError,
+    )
     for each, by in zip(axes, shifts, strict=True):
         node = _rolled(node, normalise_axis(each, len(node.shape), where), index(by))
     return Expr(node)
@@ -340,8 +348,7 @@ def meshgrid(*lines: Any, indexing: str = "xy") -> tuple[Expr, ...]:
     """
     nodes = [lift(each) for each in lines]
     where = place("meshgrid", *nodes) if nodes else "op.meshgrid"
-    if indexing not in ("xy", "ij"):
-        raise ConfigError.build(where, expected="indexing='xy' or 'ij'", got=repr(indexing))
+    require(indexing in ("xy", "ij"), where, "indexing='xy' or 'ij'", repr(indexing))
     if any(len(node.shape) > 1 for node in nodes):
         shapes = ", ".join(str(node.shape) for node in nodes)
         raise ShapeError.build(where, expected="vectors", got=shapes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, as_float, lift_all
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops import (
@@ -24,7 +25,7 @@ from caldera.core.graph.ops import (
 )
 from caldera.core.graph.ops import matmul as product_of
 from caldera.core.tensor import as_list, broadcast_shapes, normalise_axis, size
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ShapeError
 from caldera.op.arguments import place
 from caldera.op.reduction import norm
 
@@ -67,22 +68,25 @@ def _parsed(
 ) -> tuple[list[_Term], tuple[str, ...]]:
     left, arrow, right = subscripts.replace(" ", "").partition("->")
     written = left.split(",")
-    if len(written) != len(operands) or not operands:
-        raise ConfigError.build(
-            where, expected=f"{len(written)} operands for {subscripts!r}", got=str(len(operands))
-        )
+    require(
+        len(written) == len(operands) and operands,
+        where,
+        f"{len(written)} operands for {subscripts!r}",
+        len(operands),
+    )
     terms = [
         _Term(node, _labels(text, len(node.shape), where))
         for text, node in zip(written, operands, strict=True)
     ]
     for text, term in zip(written, terms, strict=True):
-        if len(term.labels) != len(term.node.shape):
-            raise ShapeError.build(
-                where,
-                expected=f"{len(term.node.shape)} axes for {term.node.shape}",
-                got=repr(text),
-                hint=HINT,
-            )
+        require(
+            len(term.labels) == len(term.node.shape),
+            where,
+            f"{len(term.node.shape)} axes for {term.node.shape}",
+            repr(text),
+            hint=HINT,
+            error=ShapeError,
+        )
     known = [label for term in terms for label in term.labels]
     broadcast = sorted({label for label in known if len(label) > 1}, key=len, reverse=True)
     if arrow:
@@ -90,13 +94,13 @@ def _parsed(
     else:
         once = sorted(label for label in known if len(label) == 1 and known.count(label) == 1)
         result = (*broadcast, *once)
-    if len(set(result)) != len(result) or not set(result) <= set(known):
-        raise ConfigError.build(
-            where,
-            expected="a result of different letters from the operands, or their ...",
-            got=repr(subscripts),
-            hint=HINT,
-        )
+    require(
+        len(set(result)) == len(result) and set(result) <= set(known),
+        where,
+        "a result of different letters from the operands, or their ...",
+        repr(subscripts),
+        hint=HINT,
+    )
     return [_diagonal(term, where) for term in terms], result
 
 
@@ -130,8 +134,13 @@ def _labels(text: str, rank: int, where: str) -> tuple[str, ...]:
     three, and so on.
     """
     before, dots, after = text.partition(ELLIPSIS)
-    if not all(letter.isascii() and letter.isalpha() for letter in before + after):
-        raise ConfigError.build(where, expected="letters and one ...", got=repr(text), hint=HINT)
+    require(
+        all(letter.isascii() and letter.isalpha() for letter in before + after),
+        where,
+        "letters and one ...",
+        repr(text),
+        hint=HINT,
+    )
     count = rank - len(before) - len(after) if dots else 0
     return (*before, *["." * (i + 1) for i in range(count, 0, -1)], *after)
 
@@ -354,8 +363,7 @@ def cross(a: Any, b: Any, axis: int = -1) -> Expr:
     shape = broadcast_shapes(left.shape, right.shape, where=where)
     which = normalise_axis(axis, len(shape), where)
     left, right = broadcast_to(left, shape), broadcast_to(right, shape)
-    if shape[which] != 3:
-        raise ShapeError.build(where, expected=f"3 components along axis {axis}", got=f"{shape}")
+    require(shape[which] == 3, where, f"3 components along axis {axis}", shape, error=ShapeError)
 
     def turned(node: Node, by: int) -> Node:
         """Return the components i + by, for i = 0, 1, 2."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.arguments import shown
+from caldera.base.arguments import require, shown
 from caldera.compiler.lazy import Expr, Variable, as_float, lift, var
 from caldera.core.graph import Node, Op, describe, location
 from caldera.core.graph.ops import (
@@ -268,8 +268,9 @@ def dropout(
 
 
 def _check_probability(where: str, what: str, value: Any) -> None:
-    if isinstance(value, int | float) and not 0 <= value <= 1:
-        raise ConfigError.build(where, expected=f"{what} from 0 to 1", got=str(value))
+    require(
+        not isinstance(value, int | float) or 0 <= value <= 1, where, f"{what} from 0 to 1", value
+    )
 
 
 def permutation(

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph import Node, Op
 from caldera.core.graph.ops import (
@@ -307,10 +308,7 @@ def quantile(
     """
     several = isinstance(q, Sequence)
     given = tuple(q) if isinstance(q, Sequence) else (q,)
-    if method not in METHODS:
-        raise ConfigError.build(
-            "op.quantile", expected=f"method= one of {', '.join(METHODS)}", got=repr(method)
-        )
+    require(method in METHODS, "op.quantile", f"method= one of {', '.join(METHODS)}", repr(method))
     if not given or not builtins.all(
         isinstance(each, int | float) and 0 <= each <= 1 for each in given
     ):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph import describe, location
 from caldera.core.tensor import float32, promote
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ShapeError
 from caldera.op.arithmetic import clip
 from caldera.op.indexing import take_along_axis
 from caldera.op.logic import logical_and, where
@@ -52,10 +53,7 @@ def grid_sample(
             got=f"{describe(image.node)} and {describe(places.node)}",
         )
     for name, value, known in (("mode", mode, _MODES), ("padding", padding, _PADDINGS)):
-        if value not in known:
-            raise ConfigError.build(
-                where_, expected=f"{name}= one of " + ", ".join(known), got=repr(value)
-            )
+        require(value in known, where_, f"{name}= one of " + ", ".join(known), repr(value))
     # In half precision, numbers of pixels above 2048 would be rounded, and indices be out of range.
     places = cast(places, promote(image.dtype, float32))
     height, width = image.shape[2:]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, lift, lift_all
 from caldera.core.graph import Node, location
 from caldera.core.graph.ops import (
@@ -30,7 +31,7 @@ from caldera.core.tensor import (
     is_integer,
     side_of_range,
 )
-from caldera.errors import ConfigError, DtypeError, ShapeError
+from caldera.errors import DtypeError, ShapeError
 from caldera.op.arguments import as_count, place
 from caldera.op.indexing import expect_indices, last_of_equal, stretched
 
@@ -120,10 +121,13 @@ def unique(x: Any, size: int, fill: float = 0) -> tuple[Expr, Expr, Expr, Expr]:
 def _fitting(fill: float, node: Node) -> float:
     if not is_integer(node.dtype):
         return fill
-    if not math.isfinite(fill) or side_of_range(int(fill), node.dtype):
-        raise DtypeError.build(
-            location("unique"), expected=f"fill= a number that {node.dtype} can hold", got=str(fill)
-        )
+    require(
+        math.isfinite(fill) and not side_of_range(int(fill), node.dtype),
+        location("unique"),
+        f"fill= a number that {node.dtype} can hold",
+        fill,
+        error=DtypeError,
+    )
     return int(fill)
 
 
@@ -158,10 +162,9 @@ def searchsorted(ordered: Any, values: Any, side: Literal["left", "right"] = "le
     ([0, 1, 4], 3)
     """
     line, wanted = lift_all(ordered, values)
-    if side not in ("left", "right"):
-        raise ConfigError.build(
-            location("searchsorted"), expected="side= 'left' or 'right'", got=repr(side)
-        )
+    require(
+        side in ("left", "right"), location("searchsorted"), "side= 'left' or 'right'", repr(side)
+    )
     *batch, length = line.shape or (0,)
     if not line.shape or (batch and wanted.shape[:-1] != tuple(batch)):
         raise ShapeError.build(

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.graph import Node, describe, location, scope
 from caldera.core.graph.ops import Pair, add, pad, product, reshape, slice_, transpose
 from caldera.core.tensor import Shape
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ShapeError
 from caldera.op.convolution import as_groups, in_rows, operands
 from caldera.op.windows import Paddings, Pairs, as_sizes, as_widths
 
@@ -104,26 +105,26 @@ def _padding_of_transpose(
     rank = len(strides)
     extra = as_sizes(output_padding, rank, "output_padding", where, 0)
     if isinstance(padding, str) and padding == "same":
-        if any(extra):
-            raise ConfigError.build(
-                where,
-                expected="no output_padding with padding='same'",
-                got=f"{output_padding}",
-                hint="the output is as large as the input, times the stride; give padding= as "
-                "numbers for another size",
-            )
+        require(
+            not any(extra),
+            where,
+            "no output_padding with padding='same'",
+            output_padding,
+            hint="the output is as large as the input, times the stride; give padding= as "
+            "numbers for another size",
+        )
         # Padding of the convolution that computes the input from an image `stride` times as large.
         widths = as_widths("same", where, strides, window, strides, dilations)
         reaches = (gap * (n - 1) + 1 for n, gap in zip(window, dilations, strict=True))
         return widths, tuple(max(s - n, 0) for s, n in zip(strides, reaches, strict=True))
     widths = as_widths(padding, where, (), (), strides, dilations)
-    if any(more >= max(s, d) for more, s, d in zip(extra, strides, dilations, strict=True)):
-        raise ShapeError.build(
-            where,
-            expected=f"output_padding= smaller than the stride {strides} or the dilation "
-            f"{dilations}",
-            got=f"{extra}",
-        )
+    require(
+        not any(more >= max(s, d) for more, s, d in zip(extra, strides, dilations, strict=True)),
+        where,
+        f"output_padding= smaller than the stride {strides} or the dilation {dilations}",
+        extra,
+        error=ShapeError,
+    )
     return widths, extra
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph import Node, describe, location
 from caldera.core.graph.ops import (
@@ -60,10 +61,7 @@ def as_widths(
     if isinstance(padding, str):
         if padding == "valid":
             return ((0, 0),) * count
-        if padding != "same":
-            raise ConfigError.build(
-                where, expected="padding= numbers, 'same' or 'valid'", got=repr(padding)
-            )
+        require(padding == "same", where, "padding= numbers, 'same' or 'valid'", repr(padding))
         return tuple(_same(image[i], window[i], stride[i], dilation[i]) for i in range(count))
     if count == 1:
         return (as_pair(padding, "padding", where, 0),)
@@ -207,10 +205,13 @@ def _widths(widths: Any, node: Node) -> moves.Widths:
     if given and not isinstance(given[0], Iterable):
         given = [given] * rank
     pairs = tuple(as_shape(pair, where) for pair in given)
-    if len(pairs) != rank or any(len(pair) != 2 for pair in pairs):
-        raise ShapeError.build(
-            where, expected=f"a number, a pair, or a pair for each of {rank} axes", got=str(widths)
-        )
+    require(
+        len(pairs) == rank and not any(len(pair) != 2 for pair in pairs),
+        where,
+        f"a number, a pair, or a pair for each of {rank} axes",
+        widths,
+        error=ShapeError,
+    )
     return pairs  # type: ignore[return-value]
 
 
@@ -265,10 +266,13 @@ def interpolate(
         steps = tuple(n / new for n, new in zip(lengths, wanted, strict=True))
     else:
         given = scale if isinstance(scale, Sequence) else (scale,) * rank
-        if len(given) != rank:
-            raise ShapeError.build(where, expected=f"scale= one or {rank} numbers", got=f"{scale}")
-        if any(isinstance(each, float) and math.isinf(each) for each in given):
-            raise ConfigError.build(where, expected="a finite scale=", got=f"{scale}")
+        require(len(given) == rank, where, f"scale= one or {rank} numbers", scale, error=ShapeError)
+        require(
+            not any(isinstance(each, float) and math.isinf(each) for each in given),
+            where,
+            "a finite scale=",
+            scale,
+        )
         factors = [as_number(each, "scale", "interpolate", above=0) for each in given]
         wanted = tuple(math.floor(n * by) for n, by in zip(lengths, factors, strict=True))
         steps = tuple(1 / by for by in factors)

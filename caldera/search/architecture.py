@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.arguments import shown
+from caldera.base.arguments import require, shown
 from caldera.base.registry import nearest
 from caldera.errors import ConfigError
 from caldera.nn import Cell, Layer
@@ -211,10 +211,7 @@ def hierarchy(
     ['network.level.1-0:0-1', 'network.level.level.0-0:0-1']
     """
     names = _operation_names(operations, "hierarchy")
-    if NONE in names:
-        raise ConfigError.build(
-            "hierarchy", expected=f"operations; {NONE!r} is always included", got=repr(names)
-        )
+    require(NONE not in names, "hierarchy", f"operations; {NONE!r} is always included", repr(names))
     found = tuple((int(motifs), int(nodes)) for motifs, nodes in levels)
     if not found or found[-1][0] != 1 or any(m < 1 or n < 2 for m, n in found):
         raise ConfigError.build(
@@ -285,10 +282,12 @@ def _motif(levels: Sequence[Any], level: int, motif: int, operations: Operations
 
 
 def _made(operations: Operations, name: str) -> Any:
-    if name not in operations:
-        raise ConfigError.build(
-            "make_cell", expected=f"an operation for {name!r}", got=", ".join(operations) or "none"
-        )
+    require(
+        name in operations,
+        "make_cell",
+        f"an operation for {name!r}",
+        ", ".join(operations) or "none",
+    )
     return operations[name]()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.errors import ConfigError
 
 Stored = float | int | str | bool | None
@@ -201,8 +202,12 @@ class Integer(_NumberRange):
     def __post_init__(self) -> None:
         for name in ("low", "high", "step"):
             given = getattr(self, name)
-            if isinstance(given, bool) or not isinstance(given, int | np.integer):
-                raise ConfigError.build("integer", expected=f"{name}= an integer", got=repr(given))
+            require(
+                not isinstance(given, bool) and isinstance(given, int | np.integer),
+                "integer",
+                f"{name}= an integer",
+                repr(given),
+            )
             object.__setattr__(self, name, int(given))
         if self.low > self.high:
             _check_range("integer", self.low, self.high, self.log)
@@ -327,10 +332,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_range(where: str, low: Any, high: Any, log: bool) -> None:
-    if not _is_number(low) or not _is_number(high) or not low < high:
-        raise ConfigError.build(
-            where, expected="two numbers, the smaller first", got=f"{low!r} and {high!r}"
-        )
+    require(
+        _is_number(low) and _is_number(high) and low < high,
+        where,
+        "two numbers, the smaller first",
+        f"{low!r} and {high!r}",
+    )
     if log and low <= 0:
         raise ConfigError.build(
             where, expected="low= above 0, since logarithms are drawn", got=repr(low)
@@ -388,8 +395,7 @@ def choice(values: Sequence[Any] | Mapping[Any, Any]) -> Choice:
             expected="a list of values, or a dict of values and their dimensions",
             got=repr(values),
         )
-    if not len(values):
-        raise ConfigError.build("choice", expected="at least one value", got="none")
+    require(len(values), "choice", "at least one value")
     if not isinstance(values, Mapping):
         return Choice([each.item() if isinstance(each, np.generic) else each for each in values])
     made = Choice(list(values))

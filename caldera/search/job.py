@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.config import settings
 from caldera.base.file_cache import write_file
 from caldera.comm import Communicator, run_virtual_ranks
@@ -111,13 +112,13 @@ class SearchJob:
         """Return the model of a trial before it is trained, or as its parent left it."""
         seed = task.seed if seed is None else seed
         model = self.build(**self._arguments(task, seed))
-        if not isinstance(model, Model):
-            raise ConfigError.build(
-                "build",
-                expected="a model, since there are data to train on",
-                got=type(model).__name__,
-                hint="a plain function is searched without data",
-            )
+        require(
+            isinstance(model, Model),
+            "build",
+            "a model, since there are data to train on",
+            type(model).__name__,
+            hint="a plain function is searched without data",
+        )
         if not self._passes_seed and model.seed != seed:
             model.seed = seed
             if model._signature is not None:
@@ -246,13 +247,13 @@ class SearchJob:
         """Restore a model to the saved state of a trial."""
         assert self.samples is not None
         path = self.path(number)
-        if not path.exists():
-            raise ConfigError.build(
-                f"trial {number}",
-                expected=f"its model in {path}",
-                got="no file",
-                hint="was the folder moved without it?",
-            )
+        require(
+            path.exists(),
+            f"trial {number}",
+            f"its model in {path}",
+            "no file",
+            hint="was the folder moved without it?",
+        )
         if model._signature is None:
             model.ensure_built(self.samples.sample())
         model.load_weights(path)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.errors import ConfigError
+from caldera.base.arguments import require
 
 _REPEATS = 1000
 _LIKELY = (0.05, 0.95)
@@ -94,10 +94,10 @@ def luck(
     True
     """
     found = np.asarray([value for value in values if math.isfinite(value)], float)
-    if not len(found):
-        raise ConfigError.build("luck", expected="at least one value", got="none that is finite")
-    if noise is not None and not (math.isfinite(noise) and noise >= 0):
-        raise ConfigError.build("luck", expected="noise >= 0", got=repr(noise))
+    require(len(found), "luck", "at least one value", "none that is finite")
+    require(
+        noise is None or (math.isfinite(noise) and noise >= 0), "luck", "noise >= 0", repr(noise)
+    )
     sign = 1.0 if larger_is_better else -1.0
     upward = np.sort(sign * found)
     expected = expected_maximum(upward)

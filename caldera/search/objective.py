@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.base.registry import nearest
 from caldera.errors import ConfigError
 from caldera.search.trial import Row
@@ -246,8 +247,7 @@ def metric(
     >>> search.metric("val_accuracy").modes, search.metric("val_loss").modes
     (('max',), ('min',))
     """
-    if at not in ("last", "best"):
-        raise ConfigError.build("metric", expected='at="last" or at="best"', got=repr(at))
+    require(at in ("last", "best"), "metric", 'at="last" or at="best"', repr(at))
     return MetricObjective((mode_of(name, mode),), seeds, folds, name, at)
 
 
@@ -277,8 +277,7 @@ def accuracy(
     """
     weights = {"val_accuracy": 1.0, "seconds": -per_second, "parameters": -per_parameter}
     for name, price in per.items():
-        if not name.startswith("per_"):
-            raise ConfigError.build("accuracy", expected="prices such as per_flops=", got=name)
+        require(name.startswith("per_"), "accuracy", "prices such as per_flops=", name)
         weights[name.removeprefix("per_")] = -price
     return weighted(
         {name: each for name, each in weights.items() if each}, seeds=seeds, folds=folds
@@ -294,8 +293,7 @@ def weighted(
     >>> search.weighted({"val_accuracy": 1.0, "parameters": -1e-8}).names()
     ('val_accuracy - 1e-08 parameters',)
     """
-    if not weights:
-        raise ConfigError.build("weighted", expected="a weight for a metric", got="none")
+    require(weights, "weighted", "a weight for a metric")
     if len(weights) == 1 and list(weights.values()) == [1.0] and mode == "max":
         return MetricObjective(("max",), seeds, folds, next(iter(weights)))
     return Weighted((mode_of("sum", mode),), seeds, folds, dict(weights))
@@ -320,11 +318,14 @@ def pareto(*names: str, modes: Sequence[str] | None = None) -> Objective:
     >>> search.pareto("val_accuracy", "seconds").modes
     ('max', 'min')
     """
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise ConfigError.build("pareto", expected="at least two names that differ", got=f"{names}")
+    require(
+        len(names) >= 2 and len(set(names)) >= len(names),
+        "pareto",
+        "at least two names that differ",
+        names,
+    )
     given = [None] * len(names) if modes is None else list(modes)
-    if len(given) != len(names):
-        raise ConfigError.build("pareto", expected=f"{len(names)} modes", got=f"{len(given)}")
+    require(len(given) == len(names), "pareto", f"{len(names)} modes", f"{len(given)}")
     found = tuple(mode_of(name, mode) for name, mode in zip(names, given, strict=True))
     return Pareto(found, 1, 1, tuple(names))
 

@@ -11,9 +11,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.base.plain_data import decoded, encoded, json_digest
 from caldera.base.registry import optional_import
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 from caldera.search.dimension import Dimension
 from caldera.search.objective import Objective
 from caldera.search.space import Space
@@ -143,15 +144,15 @@ class TrialRecord:
             return
         known = self.facts()
         for part in ("space", "objective"):
-            if json_digest(known.get(part)) != json_digest(described[part]):
-                raise ConfigError.build(
-                    f"study in {self.place}",
-                    expected=f"the {part} that it was begun with",
-                    got=f"another {part}",
-                    hint="name another folder, or delete this one"
-                    if self.database is None
-                    else "give this study another name=",
-                )
+            require(
+                json_digest(known.get(part)) == json_digest(described[part]),
+                f"study in {self.place}",
+                f"the {part} that it was begun with",
+                f"another {part}",
+                hint="name another folder, or delete this one"
+                if self.database is None
+                else "give this study another name=",
+            )
         if known != described:
             self.note(_KEY, described)
 

@@ -38,6 +38,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.base.file_lock import held_lock
 from caldera.core.tensor.random import checked_seed
 from caldera.errors import ConfigError
@@ -212,10 +213,12 @@ def _check_limits(method: Method, **limits: float | None) -> None:
             plain_number(given, name, 0.0, _WHERE)
         elif given is not None:
             whole_number(given, name, 1, _WHERE)
-    if limits["trials"] is None and limits["seconds"] is None and not method.ends:
-        raise ConfigError.build(
-            _WHERE, expected=f"trials= or seconds=, since {method!r} never ends", got="neither"
-        )
+    require(
+        limits["trials"] is not None or limits["seconds"] is not None or method.ends,
+        _WHERE,
+        f"trials= or seconds=, since {method!r} never ends",
+        "neither",
+    )
 
 
 def _worker_options(
@@ -238,13 +241,13 @@ def _locked(folder: Path) -> Iterator[None]:
     """Hold the study for this process: two would run the same trials."""
     folder.mkdir(parents=True, exist_ok=True)
     with held_lock(folder / "running.lock", LOCKED_WITHIN_S) as is_held:
-        if not is_held:
-            raise ConfigError.build(
-                _WHERE,
-                expected="a study that no other process works on",
-                got=str(folder),
-                hint="wait for it, or name another folder; caldera run -n shares one search",
-            )
+        require(
+            is_held,
+            _WHERE,
+            "a study that no other process works on",
+            folder,
+            hint="wait for it, or name another folder; caldera run -n shares one search",
+        )
         yield
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.data import Dataset, Pipeline
 from caldera.data.random_draws import permutation
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 from caldera.train.data_adapters import Parts
 
 _NO_EPOCH = (1 << 32) - 2
@@ -39,17 +40,20 @@ class TrialData:
         else:
             self._given, self._validation, self.test = data, validation, test
         if folds > 1:
-            if not isinstance(validation, int | float):
-                raise ConfigError.build(
-                    "search", expected="folds of the training data", got="validation data as well"
-                )
+            require(
+                isinstance(validation, int | float),
+                "search",
+                "folds of the training data",
+                "validation data as well",
+            )
             self._given = Pipeline.of(self._given)
-            if self._given.is_stream or len(self._given) < folds:
-                raise DataError.build(
-                    "search",
-                    expected=f"at least {folds} samples, one for each fold",
-                    got="a stream" if self._given.is_stream else f"{len(self._given)}",
-                )
+            require(
+                not self._given.is_stream and len(self._given) >= folds,
+                "search",
+                f"at least {folds} samples, one for each fold",
+                "a stream" if self._given.is_stream else f"{len(self._given)}",
+                error=DataError,
+            )
 
     def parts(self, fold: int | None = None) -> tuple[Any, Any]:
         """Return the training and the validation samples."""

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from caldera.errors import ConfigError
+from caldera.base.arguments import require
 from caldera.search.method import Method, TrialProposal, as_proposal
 from caldera.search.objective import MissingMetric
 from caldera.search.record import apply, now
@@ -250,12 +250,12 @@ class Scheduler:
         over = [each for each in self.study.trials if each.is_over]
         if outcome.misconfigured:
             raise MissingMetric(trial.reason.partition(": ")[2])
-        if len(over) >= _FIRST_FAILURES:
-            raise ConfigError.build(
-                "search",
-                expected=f"a trial among the first {len(over)} that does not fail",
-                got=f"only failed ones, the last by {trial.reason}",
-            )
+        require(
+            len(over) < _FIRST_FAILURES,
+            "search",
+            f"a trial among the first {len(over)} that does not fail",
+            f"only failed ones, the last by {trial.reason}",
+        )
 
 
 def trial_seed(seed: int, number: int) -> int:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.errors import ConfigError
 from caldera.nn import Layer, to_config
 from caldera.search.architecture import repeat
@@ -111,13 +112,13 @@ def build_like(model: Model) -> Callable[..., Model]:
         owners |= {name: (made[index], argument) for name, (index, argument, _) in places.items()}
         owners["batch_size"] = given, "batch_size"
         for name, value in parameters.items():
-            if name not in owners:
-                raise ConfigError.build(
-                    "build_like",
-                    expected="a name of space_of(model)",
-                    got=repr(name),
-                    hint="known: " + ", ".join(known),
-                )
+            require(
+                name in owners,
+                "build_like",
+                "a name of space_of(model)",
+                repr(name),
+                hint="known: " + ", ".join(known),
+            )
             owner, argument = owners[name]
             owner[argument] = value
         where = "build_like"

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.registry import nearest
 from caldera.errors import ConfigError
 from caldera.search.dimension import Choice, Dimension, Stored
@@ -72,13 +73,13 @@ class Space:
         self.parameters = dict(parameters)
         check_parameters(self.parameters, "")
         self._shared: dict[int, set[str]] = {}
-        if not self.dimensions():
-            raise ConfigError.build(
-                "space",
-                expected="something to choose",
-                got="an empty space",
-                hint="for example {'learning_rate': search.log(1e-4, 1e-1)}",
-            )
+        require(
+            self.dimensions(),
+            "space",
+            "something to choose",
+            "an empty space",
+            hint="for example {'learning_rate': search.log(1e-4, 1e-1)}",
+        )
 
     # --- walking
 
@@ -126,10 +127,7 @@ class Space:
         """
 
         def pick(path: str, dimension: Dimension) -> Stored:
-            if path not in point:
-                raise ConfigError.build(
-                    "space", expected=f"a value for {path}", got=", ".join(point) or "none"
-                )
+            require(path in point, "space", f"a value for {path}", ", ".join(point) or "none")
             if not dimension.holds(point[path]):
                 raise ConfigError.build(
                     f"space {path}", expected=f"a value of {dimension!r}", got=repr(point[path])
@@ -166,8 +164,7 @@ class Space:
         only the value at this path changes. Parameters that a changed choice opens are drawn at
         random.
         """
-        if not point:
-            raise ConfigError.build("Space.near", expected="a point of the space", got="{}")
+        require(point, "Space.near", "a point of the space", "{}")
         chance = 1.0 / len(point) if part is None else part
         forced = list(point)[random.integers(len(point))] if path is None else path
 
@@ -184,8 +181,7 @@ class Space:
         """Return the point at these numbers from 0 to 1, one for each path of `dimensions`."""
 
         def stored(path: str, dimension: Dimension) -> Stored:
-            if path not in units:
-                raise ConfigError.build("Space.at", expected=f"a number for {path!r}", got="none")
+            require(path in units, "Space.at", f"a number for {path!r}")
             return dimension.stored(units[path])
 
         return self.walk(stored)[0]
@@ -309,8 +305,12 @@ def check_parameters(parameters: Mapping[str, Any], prefix: str) -> None:
 
 
 def _check_one(name: Any, part: Any, prefix: str) -> None:
-    if not isinstance(name, str) or not name or not set(name).isdisjoint(".=/"):
-        raise ConfigError.build("space", expected="names without . = /", got=repr(name))
+    require(
+        isinstance(name, str) and name and set(name).isdisjoint(".=/"),
+        "space",
+        "names without . = /",
+        repr(name),
+    )
     if isinstance(part, Mapping):
         check_parameters(part, f"{prefix}{name}.")
     elif isinstance(part, Choice):

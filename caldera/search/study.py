@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from caldera.base.arguments import checked
+from caldera.base.arguments import checked, require
 from caldera.draw.svg import Picture
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.search.analysis import Importance, Overview
@@ -351,13 +351,13 @@ def load(
         place = record.place
         if not record.exists:
             record.open_foreign()
-        if not record.exists:
-            raise ConfigError.build(
-                "search.load",
-                expected=f"a study in {place}",
-                got="none, or an empty one",
-                hint=f"choose one with name=: {', '.join(record.names)}" if record.names else "",
-            )
+        require(
+            record.exists,
+            "search.load",
+            f"a study in {place}",
+            "none, or an empty one",
+            hint=f"choose one with name=: {', '.join(record.names)}" if record.names else "",
+        )
         study = Study(record, _read_objective(record.facts()))
         _check_kinds(study)
         record.close()

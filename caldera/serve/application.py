@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.registry import nearest, optional_import
 from caldera.errors import CalderaError, ConfigError
 from caldera.serve import batcher
@@ -298,8 +299,12 @@ def _listen(host: str, port: int) -> socket.socket:
 
     It is opened before the model is prepared, so that a port in use is reported immediately.
     """
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 1 << 16:
-        raise ConfigError.build("port", expected="a number from 0 to 65535", got=repr(port))
+    require(
+        not isinstance(port, bool) and isinstance(port, int) and 0 <= port < 1 << 16,
+        "port",
+        "a number from 0 to 65535",
+        repr(port),
+    )
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         found = socket.create_server((host, port), family=family, backlog=2048)

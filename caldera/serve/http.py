@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.base.formatting import bytes_text
 from caldera.errors import CalderaError, ConfigError
 
@@ -144,10 +145,12 @@ def plain_host(name: str) -> str:
 
 def checked_token(token: str) -> str:
     """Return a token that a header can bring; empty if none is wanted."""
-    if token and not (token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigError.build(
-            "serve", expected="a token of letters, digits and signs, without spaces", got="another"
-        )
+    require(
+        not token or (token.isascii() and token.isprintable() and " " not in token),
+        "serve",
+        "a token of letters, digits and signs, without spaces",
+        "another",
+    )
     return token
 
 

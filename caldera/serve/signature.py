@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.core.tensor.dtype import canonical, is_complex
 from caldera.data import Column, Schema
 from caldera.data.schema import names_of_classes
-from caldera.errors import ConfigError
 from caldera.io.csv_files import TableWriter
 from caldera.train.model import Model
 
@@ -42,16 +42,15 @@ class Contract:
     def of(cls, model: Model, name: str, class_names: Sequence[str] = ()) -> Contract:
         """Return the contract of a model that has been built."""
         inputs = model.signature.inputs
-        if len(inputs) != 1:
-            raise ConfigError.build(
-                "serve",
-                expected="a model with one input",
-                got=f"one with {len(inputs)}",
-                hint="join them in one array, and split it in the model's forward",
-            )
+        require(
+            len(inputs) == 1,
+            "serve",
+            "a model with one input",
+            f"one with {len(inputs)}",
+            hint="join them in one array, and split it in the model's forward",
+        )
         (shape, dtype) = inputs[0]
-        if is_complex(canonical(dtype)):
-            raise ConfigError.build("serve", expected="a model of real numbers", got=dtype)
+        require(not is_complex(canonical(dtype)), "serve", "a model of real numbers", dtype)
         outputs = next(iter(model.signature.outputs.values()))
         schema = model.schema
         kind: Kind = "array"

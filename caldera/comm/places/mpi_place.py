@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Self
 
+from caldera.base.arguments import require
 from caldera.base.machine import usable_cores
 from caldera.base.registry import optional_import
 from caldera.comm.hosts import host_names, is_loopback
@@ -21,7 +22,7 @@ from caldera.comm.listener import LOOPBACK
 from caldera.comm.mpi_library import in_pool
 from caldera.comm.places.dask_place import run_in_task
 from caldera.comm.places.place import Place
-from caldera.errors import CalderaError, ConfigError
+from caldera.errors import CalderaError
 
 _POLL_S = 0.01
 _RANKS_HERE = (
@@ -55,22 +56,19 @@ class MpiPlace(Place):
         self._lost: dict[int, str] = {}
         self._numbers = itertools.count()
         self._count = int(executor.num_workers)
-        if not self._count:
-            raise ConfigError.build(
-                where, expected="an MPIPoolExecutor with ranks", got="one that was shut down"
-            )
+        require(self._count, where, "an MPIPoolExecutor with ranks", "one that was shut down")
 
     @classmethod
     def at(cls, count: str, where: str, *, together: bool) -> Self:
         """Make a pool of `count` ranks, by default of all; both kinds of workers may use it."""
         usable = not count or (count.isascii() and count.isdigit() and int(count) > 0)
-        if not usable or not (in_pool() or _is_alone()):
-            raise ConfigError.build(
-                where,
-                expected="'mpi' or 'mpi:4' in a program that mpi4py.futures runs",
-                got=repr(f"mpi:{count}"),
-                hint="mpiexec -n 5 python -m mpi4py.futures PROGRAM",
-            )
+        require(
+            usable and (in_pool() or _is_alone()),
+            where,
+            "'mpi' or 'mpi:4' in a program that mpi4py.futures runs",
+            repr(f"mpi:{count}"),
+            hint="mpiexec -n 5 python -m mpi4py.futures PROGRAM",
+        )
         futures = optional_import("mpi4py.futures", "'caldera[mpi]'", where)
         place = cls(futures.MPIPoolExecutor(int(count) if count else None), where)
         place._owns_executor = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.core.graph import (
     HOLOMORPHIC,
     ITEM,
@@ -24,7 +25,7 @@ from caldera.core.graph import (
 from caldera.core.graph.ops import add, conj, full
 from caldera.core.graph.ops.collective import backward_pass
 from caldera.core.tensor.dtype import is_complex, is_inexact
-from caldera.errors import ConfigError, GradientError, ShapeError
+from caldera.errors import GradientError, ShapeError
 
 
 def gradients(
@@ -37,8 +38,7 @@ def gradients(
     derivative with respect to a complex number is the derivative for its real part plus i times the
     derivative for its imaginary part.
     """
-    if unused not in ("error", "zero"):
-        raise ConfigError.build("op.grad", expected="unused='error' or 'zero'", got=repr(unused))
+    require(unused in ("error", "zero"), "op.grad", "unused='error' or 'zero'", repr(unused))
     if not is_inexact(output.dtype):
         raise GradientError.build(
             "op.grad", expected="a floating-point value to differentiate", got=describe(output)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.core.tensor.dtype import DType, bfloat16, canonical
 from caldera.core.tensor.shape import StridedView, row_major_strides
 from caldera.errors import DeviceError, DtypeError, ShapeError
@@ -93,21 +94,23 @@ def array_from_dlpack(lender: SupportsDLPack) -> Array:
     >>> bool(np.shares_memory(array_from_dlpack(numbers), numbers))
     True
     """
-    if not hasattr(lender, "__dlpack__"):
-        raise DtypeError.build(
-            "from_dlpack",
-            expected="an object with __dlpack__",
-            got=type(lender).__name__,
-            hint="use cd.tensor for lists and numbers",
-        )
+    require(
+        hasattr(lender, "__dlpack__"),
+        "from_dlpack",
+        "an object with __dlpack__",
+        type(lender).__name__,
+        hint="use cd.tensor for lists and numbers",
+        error=DtypeError,
+    )
     device = lender.__dlpack_device__()
-    if device[0] != CPU_DEVICE[0]:
-        raise DeviceError.build(
-            "from_dlpack",
-            expected="memory of the host",
-            got=f"DLPack device {tuple(device)}",
-            hint="bring the array to the CPU first",
-        )
+    require(
+        device[0] == CPU_DEVICE[0],
+        "from_dlpack",
+        "memory of the host",
+        f"DLPack device {tuple(device)}",
+        hint="bring the array to the CPU first",
+        error=DeviceError,
+    )
     try:
         capsule = lender.__dlpack__(max_version=(1, 0))
     except TypeError:
@@ -160,13 +163,14 @@ def _head(capsule: object) -> _TensorHead:
 
 
 def _require_native(dtype: DType) -> None:
-    if canonical(dtype, stored=True) != dtype:
-        raise DtypeError.build(
-            "from_numpy",
-            expected="this machine's byte order",
-            got=str(dtype),
-            hint="leave out copy=False",
-        )
+    require(
+        canonical(dtype, stored=True) == dtype,
+        "from_numpy",
+        "this machine's byte order",
+        dtype,
+        hint="leave out copy=False",
+        error=DtypeError,
+    )
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

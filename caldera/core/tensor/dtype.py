@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.errors import DataError, DtypeError, ShapeError
 
 DType = np.dtype[Any]
@@ -242,13 +243,14 @@ def real_array_of(data: object, where: str) -> Array:
     give the parts, np.stack([z.real, z.imag], -1)
     """
     array = array_of(data, where)
-    if is_complex(array.dtype):
-        raise DtypeError.build(
-            where,
-            expected="real numbers",
-            got=str(array.dtype),
-            hint="give the parts, np.stack([z.real, z.imag], -1)",
-        )
+    require(
+        not is_complex(array.dtype),
+        where,
+        "real numbers",
+        array.dtype,
+        hint="give the parts, np.stack([z.real, z.imag], -1)",
+        error=DtypeError,
+    )
     return array
 
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.core.tensor import philox
 from caldera.core.tensor.dtype import (
     FLOAT8,
@@ -131,8 +132,13 @@ class UniformFiller(Filler):
         return values
 
     def _require_range(self, dtype: DType) -> None:
-        if dtype == bool_ or is_complex(dtype):
-            raise DtypeError.build("uniform", expected="a float or integer dtype", got=str(dtype))
+        require(
+            dtype != bool_ and not is_complex(dtype),
+            "uniform",
+            "a float or integer dtype",
+            dtype,
+            error=DtypeError,
+        )
         limits = np.iinfo(dtype)
         if self.low < limits.min or self.high - 1 > limits.max:
             raise DtypeError.build(
@@ -192,8 +198,7 @@ class Orthogonal(Filler):
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
         """Return the matrix; all axes after the first count as columns."""
-        if len(shape) < 2:
-            raise ShapeError.build("orthogonal", expected="at least two axes", got=str(shape))
+        require(len(shape) >= 2, "orthogonal", "at least two axes", shape, error=ShapeError)
         philox.require_float(dtype, "orthogonal")
         rows, columns = shape[0], prod(shape[1:])
         tall = (max(rows, columns), min(rows, columns))
@@ -243,13 +248,14 @@ class FromArray(Filler):
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
         """Return the array in the requested dtype."""
-        if self.values.shape != shape:
-            raise ShapeError.build(
-                "from_array",
-                expected=f"an array of shape {shape}",
-                got=str(self.values.shape),
-                hint="reshape the array, or use cd.constant for a number",
-            )
+        require(
+            self.values.shape == shape,
+            "from_array",
+            f"an array of shape {shape}",
+            self.values.shape,
+            hint="reshape the array, or use cd.constant for a number",
+            error=ShapeError,
+        )
         return np.array(exactly(self.values, dtype, "from_array"), dtype=dtype, order="C")
 
 
@@ -259,13 +265,14 @@ def fans(shape: Shape, where: str) -> tuple[int, int]:
     >>> fans((784, 528), "glorot_uniform"), fans((32, 16, 3, 3), "glorot_uniform")
     ((784, 528), (144, 288))
     """
-    if len(shape) < 2:
-        raise ShapeError.build(
-            where,
-            expected="a weight of at least two axes",
-            got=str(shape),
-            hint="fill vectors with cd.zero(), cd.uniform(...) or cd.normal(...)",
-        )
+    require(
+        len(shape) >= 2,
+        where,
+        "a weight of at least two axes",
+        shape,
+        hint="fill vectors with cd.zero(), cd.uniform(...) or cd.normal(...)",
+        error=ShapeError,
+    )
     if len(shape) == 2:
         return shape
     kernel = prod(shape[2:])
@@ -277,5 +284,4 @@ def _working_dtype(dtype: DType) -> DType:
 
 
 def _require_matrix(shape: Shape, where: str) -> None:
-    if len(shape) != 2:
-        raise ShapeError.build(where, expected="a matrix, of two axes", got=str(shape))
+    require(len(shape) == 2, where, "a matrix, of two axes", shape, error=ShapeError)

@@ -30,10 +30,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.base.threads import parallel_for
 from caldera.core.tensor import random
 from caldera.core.tensor.dtype import HALVES, DType, bfloat16, float16, float32, float64, is_float
-from caldera.errors import ConfigError, DtypeError
+from caldera.errors import DtypeError
 
 Words = NDArray[np.uint32]
 Name = tuple[tuple[int, int], tuple[int, int]]
@@ -150,10 +151,7 @@ def _filled(
 def _name(seed: int, step: int, stream: int) -> Name:
     """Return key words and upper counter words of a stream."""
     for label, value in (("step", step), ("stream", stream)):
-        if not 0 <= value <= _LOW_WORD:
-            raise ConfigError.build(
-                "random numbers", expected=f"a {label} from 0 to 2**32 - 1", got=str(value)
-            )
+        require(0 <= value <= _LOW_WORD, "random numbers", f"a {label} from 0 to 2**32 - 1", value)
     return (seed & _LOW_WORD, (seed >> 32) & _LOW_WORD), (step, stream)
 
 
@@ -236,5 +234,4 @@ def _join_53_bits(words: Words) -> NDArray[np.int64]:
 
 def require_float(dtype: DType, where: str) -> None:
     """Raise if `dtype` is not one of the floating-point dtypes."""
-    if not is_float(dtype):
-        raise DtypeError.build(where, expected="a float dtype", got=str(dtype))
+    require(is_float(dtype), where, "a float dtype", dtype, error=DtypeError)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.errors import ConfigError
+from caldera.base.arguments import require
 
 
 class Streams:
@@ -79,8 +79,7 @@ def checked_seed(number: Any, where: str = "seed") -> int:
     caldera.errors.ConfigError: seed: expected an int from 0 to 2**64 - 1, got -1
     """
     is_int = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    if not is_int or not 0 <= number < 1 << 64:
-        raise ConfigError.build(where, expected="an int from 0 to 2**64 - 1", got=repr(number))
+    require(is_int and 0 <= number < 1 << 64, where, "an int from 0 to 2**64 - 1", repr(number))
     return int(number)
 
 

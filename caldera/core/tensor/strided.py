@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from caldera.base.arguments import require
 from caldera.base.foreign_names import missing_attribute
 from caldera.core.memory import DEVICE, HOST, MANAGED, Device, Kind, MemoryManager, Stream
 from caldera.core.tensor import dlpack
@@ -221,13 +222,14 @@ class StridedArray:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> object:
-        if self.kind is DEVICE and not self.device.is_host:
-            raise DeviceError.build(
-                "Tensor.__dlpack__",
-                expected="memory that the host can reach",
-                got=f"DEVICE memory on {self.device.name}",
-                hint="use t.to(kind=cd.MANAGED)",
-            )
+        require(
+            self.kind is not DEVICE or self.device.is_host,
+            "Tensor.__dlpack__",
+            "memory that the host can reach",
+            f"DEVICE memory on {self.device.name}",
+            hint="use t.to(kind=cd.MANAGED)",
+            error=DeviceError,
+        )
         return dlpack.to_dlpack(self.numpy(), options)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.data.datasets.dataset import Dataset
 from caldera.data.datasets.dataset_cache import (
     PublishedFile,
@@ -221,8 +222,7 @@ def _of_records(form: _Form, records: dict[str, bytes], where: str) -> dict[str,
 
 
 def _record_array(form: _Form, name: str, records: dict[str, bytes], where: str) -> Array:
-    if name not in records:
-        raise DataError.build(where, expected=f"a file {name}", got=", ".join(sorted(records)))
+    require(name in records, where, f"a file {name}", ", ".join(sorted(records)), error=DataError)
     content = records[name]
     length = form.label_bytes + _PIXELS
     if not content or len(content) % length:
@@ -239,12 +239,13 @@ def _of_images(
     form: _Form, train: list[LabelledImage], test: list[LabelledImage], where: str
 ) -> dict[str, Array]:
     names = class_names([*train, *test])
-    if not train or not test or len(names) != form.classes:
-        raise DataError.build(
-            where,
-            expected=f"images in {form.classes} classes, train/<class>/* and test/<class>/*",
-            got=f"{len(train)} and {len(test)} images in {len(names)} classes",
-        )
+    require(
+        train and test and len(names) == form.classes,
+        where,
+        f"images in {form.classes} classes, train/<class>/* and test/<class>/*",
+        f"{len(train)} and {len(test)} images in {len(names)} classes",
+        error=DataError,
+    )
     parts: dict[str, Array] = {}
     for part, listed in (("train", train), ("test", test)):
         parts[f"{part}_x"], parts[f"{part}_y"] = decode_all(
@@ -256,10 +257,13 @@ def _of_images(
 def _with_names(
     form: _Form, parts: dict[str, Array], names: tuple[str, ...], where: str
 ) -> dict[str, Array]:
-    if len(names) != form.classes:
-        raise DataError.build(
-            f"{where} {form.class_file}", expected=f"{form.classes} names", got=str(len(names))
-        )
+    require(
+        len(names) == form.classes,
+        f"{where} {form.class_file}",
+        f"{form.classes} names",
+        len(names),
+        error=DataError,
+    )
     return {**parts, "class_names": np.frombuffer("\n".join(names).encode(), np.uint8)}
 
 

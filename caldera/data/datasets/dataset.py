@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
-from caldera.base.arguments import guard_methods, shown
+from caldera.base.arguments import guard_methods, require, shown
 from caldera.base.formatting import html_facts, html_table, note
 from caldera.core.tensor.dtype import real_array_of, refuse_masked
 from caldera.data.datasets.splits import split
@@ -121,18 +121,19 @@ class Dataset:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
-        if len(self.class_names) != self.classes:
-            raise ConfigError.build(
-                f"data set {self.name}",
-                expected=f"{self.classes} names of classes",
-                got=str(len(self.class_names)),
-            )
-        if len(self.test) and self.train.shape != self.test.shape:
-            raise ShapeError.build(
-                f"data set {self.name}",
-                expected=f"test samples of shape {self.train.shape}",
-                got=str(self.test.shape),
-            )
+        require(
+            len(self.class_names) == self.classes,
+            f"data set {self.name}",
+            f"{self.classes} names of classes",
+            len(self.class_names),
+        )
+        require(
+            not len(self.test) or self.train.shape == self.test.shape,
+            f"data set {self.name}",
+            f"test samples of shape {self.train.shape}",
+            self.test.shape,
+            error=ShapeError,
+        )
         for part in ("train", "test", "validation"):
             samples = getattr(self, part)
             if samples is None:
@@ -265,12 +266,13 @@ def arrays(
     test_inputs = _compact(real_array_of(test[0], where))
     test_labels = _labels(test[1], where)
     kinds = {(each.dtype.kind in _TEXT_KINDS, each.shape[1:]) for each in (labels, test_labels)}
-    if len(kinds) > 1 or not labels.ndim or not test_labels.ndim:
-        raise ShapeError.build(
-            where,
-            expected="the same type of targets for training and test",
-            got=f"{labels.dtype} {labels.shape} and {test_labels.dtype} {test_labels.shape}",
-        )
+    require(
+        len(kinds) <= 1 and labels.ndim and test_labels.ndim,
+        where,
+        "the same type of targets for training and test",
+        f"{labels.dtype} {labels.shape} and {test_labels.dtype} {test_labels.shape}",
+        error=ShapeError,
+    )
     # Both parts are numbered together: a class may be missing from either part.
     values, names = as_targets(np.concatenate([labels, test_labels]), classes, where)
     return Dataset(
@@ -296,8 +298,7 @@ def as_targets(labels: Array, classes: bool | None, where: str) -> Targets:
     if classes is None:
         classes = is_text or labels.dtype.kind in "iub"
     if not classes:
-        if is_text:
-            raise DataError.build(where, expected="numbers to predict", got="texts")
+        require(not is_text, where, "numbers to predict", "texts", error=DataError)
         return Targets(_compact(real_array_of(labels, where)), ())
     if not is_text and labels.dtype.kind not in "iub":
         labels = real_array_of(labels, where)
@@ -306,8 +307,13 @@ def as_targets(labels: Array, classes: bool | None, where: str) -> Targets:
         # Far larger numbers are names, such as catalogue numbers.
         if count <= max(labels.size, 2):
             return Targets(labels.astype(np.int64), tuple(str(each) for each in range(count)))
-    if labels.dtype.kind == "f" and np.isnan(labels).any():
-        raise DataError.build(where, expected="a class for every sample", got="nan")
+    require(
+        labels.dtype.kind != "f" or not np.isnan(labels).any(),
+        where,
+        "a class for every sample",
+        "nan",
+        error=DataError,
+    )
     values, numbers = np.unique(labels, return_inverse=True)
     names = tuple(map(_name, values))
     return Targets(numbers.reshape(labels.shape).astype(np.int64), names)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.data.datasets.dataset import Dataset, arrays
 from caldera.data.datasets.dataset_cache import (
     PublishedFile,
@@ -118,12 +119,13 @@ def _in_folder(folder: Path) -> dict[str, Path] | None:
 def _samples(images: Path, labels: Path) -> ArrayData:
     x: NDArray[np.uint8] = read_idx(images, axes=3)
     y = read_idx(labels, axes=1)
-    if len(x) != len(y):
-        raise DataError.build(
-            "data.mnist",
-            expected=f"{len(x)} labels, one for each image in {images.name}",
-            got=f"{len(y)} in {labels.name}",
-        )
+    require(
+        len(x) == len(y),
+        "data.mnist",
+        f"{len(x)} labels, one for each image in {images.name}",
+        f"{len(y)} in {labels.name}",
+        error=DataError,
+    )
     if y.size and y.max() >= _CLASSES:
         raise DataError.build(
             f"data.mnist {labels.name}", expected="labels from 0 to 9", got=str(y.max())

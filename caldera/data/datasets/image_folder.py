@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.data.datasets.dataset import Dataset
 from caldera.data.datasets.splits import split
 from caldera.data.loading.pipeline import Pipeline
@@ -140,8 +141,7 @@ def _without_broken(
 
 def train_and_test(root: Path, where: str) -> tuple[list[LabelledImage], list[LabelledImage]]:
     """Return the images of a folder; the second list is empty if the folder is not divided."""
-    if not root.is_dir():
-        raise DataError.build(where, expected=f"a folder at {root}", got="none")
+    require(root.is_dir(), where, f"a folder at {root}", error=DataError)
     train, test = parts_of_folder(root)
     return images_in_folder(train, where), [] if test is None else images_in_folder(test, where)
 

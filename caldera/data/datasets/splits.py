@@ -52,10 +52,12 @@ def split_rows(
     wanted = _test_count(test, total)
     labels = samples.y
     are_classes = labels is not None and labels.ndim == 1 and labels.dtype.kind in "iub"
-    if stratify and not are_classes:
-        raise ConfigError.build(
-            "data.split", expected="one integer for each sample to stratify by", got="others"
-        )
+    require(
+        not stratify or are_classes,
+        "data.split",
+        "one integer for each sample to stratify by",
+        "others",
+    )
     if samples.overlap is not None:
         first = total - wanted
         return np.arange(max(first - samples.overlap, 0)), np.arange(first, total)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.registry import nearest
 from caldera.data.datasets.dataset import Dataset, as_targets
 from caldera.data.datasets.image_folder import parts_of_folder
@@ -18,7 +19,7 @@ from caldera.data.schema import Schema
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.reading import TableFormat, is_table, read_table
 from caldera.data.text.tokenizer import Tokenizer
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 from caldera.io.files import read_bounded
 
 LARGEST_TEXT = 1 << 24
@@ -119,10 +120,9 @@ def _read(
     """Return training texts, test texts (None if not separate), a name and the column's name."""
     if not is_table(source):
         return _pairs(source, labels), None, "texts", ""
-    if labels is not None:
-        raise ConfigError.build(
-            _WHERE, expected="labels in the table, in the column of target=", got="separate labels"
-        )
+    require(
+        labels is None, _WHERE, "labels in the table, in the column of target=", "separate labels"
+    )
     path = Path(source).expanduser() if isinstance(source, str | PathLike) else None
     if path is not None and path.is_dir():
         return *_folder(path), path.resolve().name, ""
@@ -137,13 +137,14 @@ def _pairs(source: Any, labels: Sequence[Any] | None) -> LabelledTexts:
     found = [] if labels is None or not np.iterable(labels) else list(labels)
     is_list = isinstance(source, Sequence) or (isinstance(source, np.ndarray) and source.ndim)
     given = list(source) if is_list else []
-    if not given or len(found) != len(given) or not all(isinstance(each, str) for each in given):
-        raise DataError.build(
-            _WHERE,
-            expected="equally long lists of texts and labels, a CSV file or a folder",
-            got=f"{len(given)} texts and {len(found)} labels",
-            hint="for example data.texts(['good', 'bad'], ['+', '-'])",
-        )
+    require(
+        given and len(found) == len(given) and all(isinstance(each, str) for each in given),
+        _WHERE,
+        "equally long lists of texts and labels, a CSV file or a folder",
+        f"{len(given)} texts and {len(found)} labels",
+        hint="for example data.texts(['good', 'bad'], ['+', '-'])",
+        error=DataError,
+    )
     return LabelledTexts(given, found)
 
 
@@ -176,13 +177,13 @@ def _classes(folder: Path) -> LabelledTexts:
         for path in text_files(label):
             found.texts.append(read_text(path))
             found.labels.append(label.name)
-    if not found.texts:
-        raise DataError.build(
-            _WHERE,
-            expected=f"text files in {folder}/<class>/",
-            got="none",
-            hint="make one folder for each class; known names end in " + ", ".join(SUFFIXES),
-        )
+    require(
+        found.texts,
+        _WHERE,
+        f"text files in {folder}/<class>/",
+        hint="make one folder for each class; known names end in " + ", ".join(SUFFIXES),
+        error=DataError,
+    )
     return found
 
 
@@ -205,8 +206,7 @@ def _table(source: Any, text: str | None, target: str | None) -> tuple[LabelledT
     target = names[-1] if target is None else _column(target, names, "target")
     if text is None:
         others = [name for name in names if name != target]
-        if not others:
-            raise DataError.build(_WHERE, expected="two columns", got="one")
+        require(others, _WHERE, "two columns", "one", error=DataError)
         # The column with the most characters contains the texts.
         text = max(others, key=lambda name: sum(map(len, columns[name])))
     text = _column(text, names, "text")
@@ -233,13 +233,14 @@ def _column(name: str, names: list[str], what: str) -> str:
 def text_columns(source: Any) -> dict[str, list[str]]:
     """Return the columns of a table by name, as texts; a missing one is empty."""
     table = read_table(source, _WHERE, TableFormat())
-    if not table.names or not len(table):
-        raise DataError.build(
-            table.where,
-            expected="a line of names, and rows",
-            got=f"{len(table)} rows" if table.names else "columns without names",
-            hint="quote texts that contain commas or line breaks",
-        )
+    require(
+        table.names and len(table),
+        table.where,
+        "a line of names, and rows",
+        f"{len(table)} rows" if table.names else "columns without names",
+        hint="quote texts that contain commas or line breaks",
+        error=DataError,
+    )
     table.check_names(range(table.width))
     return {
         # A text may say "null", and a class may be called NA.

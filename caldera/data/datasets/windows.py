@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from caldera.base.arguments import within
+from caldera.base.arguments import require, within
 from caldera.base.registry import nearest
 from caldera.core.tensor.dtype import real_array_of
 from caldera.data.datasets.dataset import Dataset
@@ -95,12 +95,14 @@ def _series(series: Any) -> tuple[str, tuple[str, ...], NDArray[np.float32]]:
 
 def _checked(series: ArrayLike) -> NDArray[np.float32]:
     values = real_array_of(series, _WHERE)
-    if values.ndim not in (1, 2) or not values.size:
-        raise ShapeError.build(
-            _WHERE, expected="a series of shape (steps,) or (steps, columns)", got=f"{values.shape}"
-        )
-    if values.dtype.kind not in "biuf":
-        raise DataError.build(_WHERE, expected="numbers", got=str(values.dtype))
+    require(
+        values.ndim in (1, 2) and values.size,
+        _WHERE,
+        "a series of shape (steps,) or (steps, columns)",
+        values.shape,
+        error=ShapeError,
+    )
+    require(values.dtype.kind in "biuf", _WHERE, "numbers", values.dtype, error=DataError)
     found = values.astype(np.float32).reshape(len(values), -1)
     wrong = np.argwhere(~np.isfinite(found))
     if len(wrong):
@@ -128,10 +130,9 @@ def number_columns(source: Any) -> tuple[tuple[str, ...], NDArray[np.float64]]:
         if values is not None:
             names.append(table.names[number] if table.names else str(number))
             found.append(values)
-    if not found:
-        raise DataError.build(
-            table.where, expected="a column of numbers", got=", ".join(table.names) or "none"
-        )
+    require(
+        found, table.where, "a column of numbers", ", ".join(table.names) or "none", error=DataError
+    )
     return tuple(names), np.stack(found, axis=1)
 
 
@@ -165,10 +166,12 @@ def _targets(
     given = [names.index(each) if isinstance(each, str) else each for each in given]
     for each in given:
         is_number = isinstance(each, int | np.integer) and not isinstance(each, bool)
-        if not is_number or not -count <= each < count:
-            raise ConfigError.build(
-                _WHERE, expected=f"target= columns from 0 to {count - 1}", got=repr(target)
-            )
+        require(
+            is_number and -count <= each < count,
+            _WHERE,
+            f"target= columns from 0 to {count - 1}",
+            repr(target),
+        )
     return [int(each) % count for each in given]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.base.arguments import checked, refusal, within
+from caldera.base.arguments import checked, refusal, require, within
 from caldera.base.config import settings
 from caldera.data.loading.batch import Batch, DeviceStages, Share
 from caldera.data.loading.pipeline import Pipeline
@@ -51,19 +51,15 @@ class Loader:
         ranks: int = 1,
         parts: int = 0,
     ) -> None:
-        if not 0 <= rank < ranks:
-            raise ConfigError.build(
-                "data.Loader", expected=f"a rank from 0 to {ranks - 1}", got=str(rank)
-            )
-        if not isinstance(data, Data | IterableData):
-            raise ConfigError.build(
-                "data.Loader",
-                expected="Data or IterableData",
-                got=type(data).__name__,
-                hint="data.as_data converts arrays and iterables",
-            )
-        if not _is_whole(seed):
-            raise ConfigError.build("data.Loader", expected="a seed, an int", got=repr(seed))
+        require(0 <= rank < ranks, "data.Loader", f"a rank from 0 to {ranks - 1}", rank)
+        require(
+            isinstance(data, Data | IterableData),
+            "data.Loader",
+            "Data or IterableData",
+            type(data).__name__,
+            hint="data.as_data converts arrays and iterables",
+        )
+        require(_is_whole(seed), "data.Loader", "a seed, an int", repr(seed))
         self.data = Pipeline.of(data)
         self.batch_size = batch_size
         self.shuffle = shuffle

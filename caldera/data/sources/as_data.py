@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.arguments import refusal
+from caldera.base.arguments import refusal, require
 from caldera.core.tensor import Tensor
 from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.sources.file_formats import Files, images_in_archive, images_in_folder, map_idx
@@ -70,13 +70,14 @@ def source(*paths: PathLike, scale: float | None = SCALE) -> Data:
 
 
 def _folder(path: Path) -> Files:
-    if (path / "train").is_dir():
-        raise DataError.build(
-            "data.source",
-            expected="a folder with one folder for each class",
-            got=f"{path}, which has parts",
-            hint=f"pass one, such as {path / 'train'}",
-        )
+    require(
+        not (path / "train").is_dir(),
+        "data.source",
+        "a folder with one folder for each class",
+        f"{path}, which has parts",
+        hint=f"pass one, such as {path / 'train'}",
+        error=DataError,
+    )
     return Files(images_in_folder(path, "data.source"))
 
 
@@ -165,21 +166,23 @@ def _of_arrays(*parts: Any) -> Data:
     if found and isinstance(found[0], list) and found[0] and isinstance(found[0][0], np.ndarray):
         return RaggedData(*found)
     for part in found[1:]:
-        if _has_texts(part):
-            raise DataError.build(
-                "data.as_data",
-                expected="targets that are numbers",
-                got="texts",
-                hint="cd.data.arrays(x, y) numbers the classes, and keeps their names",
-            )
-    if found and _has_texts(found[0]):
-        raise DataError.build(
+        require(
+            not _has_texts(part),
             "data.as_data",
-            expected="inputs that are numbers",
-            got="texts",
-            hint="cd.data.texts(texts, labels) converts words to numbers, and stores the "
-            "mapping in the model",
+            "targets that are numbers",
+            "texts",
+            hint="cd.data.arrays(x, y) numbers the classes, and keeps their names",
+            error=DataError,
         )
+    require(
+        not found or not _has_texts(found[0]),
+        "data.as_data",
+        "inputs that are numbers",
+        "texts",
+        hint="cd.data.texts(texts, labels) converts words to numbers, and stores the "
+        "mapping in the model",
+        error=DataError,
+    )
     return ArrayData(*found)
 
 

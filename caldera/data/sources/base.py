@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.base.arguments import checked, within
+from caldera.base.arguments import checked, require, within
 from caldera.core.tensor.dtype import DType, float32, uint8
 from caldera.data.random_draws import permutation
 from caldera.data.schema import Schema
@@ -251,6 +251,5 @@ def checked_scale(scale: float | None, where: str) -> float | None:
     Traceback (most recent call last):
     caldera.errors.ConfigError: data.ArrayData: expected scale above 0, got 0.0
     """
-    if scale is not None and not scale > 0:
-        raise ConfigError.build(where, expected="scale above 0", got=str(scale))
+    require(scale is None or scale > 0, where, "scale above 0", scale)
     return scale

@@ -21,6 +21,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.base.file_access import check_asked, check_shape
 from caldera.data.sources.base import SCALE, Array, Arrays, Data
 from caldera.errors import DataError
@@ -74,13 +75,14 @@ class BoundedReader:
                 got=str(error),
                 hint="the file is truncated or damaged",
             ) from None
-        if len(data) > self._left:
-            raise DataError.build(
-                self._where,
-                expected=f"at most {self._limit} bytes of contents",
-                got="more",
-                hint="the file is damaged or hostile",
-            )
+        require(
+            len(data) <= self._left,
+            self._where,
+            f"at most {self._limit} bytes of contents",
+            "more",
+            hint="the file is damaged or hostile",
+            error=DataError,
+        )
         self._left -= len(data)
         return data
 
@@ -150,13 +152,14 @@ def checked_name(info: tarfile.TarInfo, largest: int, where: str) -> PurePosixPa
 def _content(archive: tarfile.TarFile, info: tarfile.TarInfo, where: str) -> bytes:
     opened_member = archive.extractfile(info)
     content = opened_member.read() if opened_member else b""
-    if len(content) != info.size:
-        raise DataError.build(
-            where,
-            expected=f"{info.size} bytes of {info.name!r}",
-            got=str(len(content)),
-            hint="the file is truncated",
-        )
+    require(
+        len(content) == info.size,
+        where,
+        f"{info.size} bytes of {info.name!r}",
+        len(content),
+        hint="the file is truncated",
+        error=DataError,
+    )
     return content
 
 
@@ -208,10 +211,13 @@ def read_idx(path: PathLike, axes: int) -> NDArray[np.uint8]:
         array = np.empty(wanted, np.uint8)
         filled = 0
         while piece := contents.read(min(_PIECE, wanted - filled + 1)):
-            if filled + len(piece) > wanted:
-                raise DataError.build(
-                    where, expected=f"{wanted} bytes for shape {shape}", got="more"
-                )
+            require(
+                filled + len(piece) <= wanted,
+                where,
+                f"{wanted} bytes for shape {shape}",
+                "more",
+                error=DataError,
+            )
             array[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
             filled += len(piece)
         if filled < wanted:
@@ -243,13 +249,14 @@ def map_idx(path: PathLike) -> NDArray[np.uint8]:
         file.seek(0)
         shape = _read_header(contents, axes, where)
         wanted, left = math.prod(shape), stored - file.tell()
-        if wanted != left:
-            raise DataError.build(
-                where,
-                expected=f"{wanted} bytes for shape {shape}",
-                got=str(left),
-                hint="the file is truncated or damaged",
-            )
+        require(
+            wanted == left,
+            where,
+            f"{wanted} bytes for shape {shape}",
+            left,
+            hint="the file is truncated or damaged",
+            error=DataError,
+        )
         check_shape(shape, where)
         if not wanted:
             return np.zeros(shape, np.uint8)
@@ -266,8 +273,13 @@ def _read_header(contents: BoundedReader, axes: int, where: str) -> tuple[int, .
             got=f"magic {magic.hex()}" if magic else "an empty file",
         )
     sizes = contents.read(_BYTES_OF_SIZE * axes)
-    if len(sizes) != _BYTES_OF_SIZE * axes:
-        raise DataError.build(where, expected=f"{axes} sizes", got="the end of the file")
+    require(
+        len(sizes) == _BYTES_OF_SIZE * axes,
+        where,
+        f"{axes} sizes",
+        "the end of the file",
+        error=DataError,
+    )
     return tuple(int(size) for size in np.frombuffer(sizes, ">u4"))
 
 
@@ -350,14 +362,13 @@ def images_in_folder(folder: Path, where: str) -> list[LabelledImage]:
         for path in sorted(label.iterdir())
         if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     ]
-    if not found:
-        raise DataError.build(
-            where,
-            expected=f"images in {folder}/<class>/",
-            got="none",
-            hint="make one folder for each class; known names end in "
-            + ", ".join(sorted(SUFFIXES)),
-        )
+    require(
+        found,
+        where,
+        f"images in {folder}/<class>/",
+        hint="make one folder for each class; known names end in " + ", ".join(sorted(SUFFIXES)),
+        error=DataError,
+    )
     return found
 
 
@@ -381,8 +392,7 @@ def images_in_archive(path: Path, where: str) -> list[LabelledImage]:
                 )
             read = partial(file.read, info.offset_data, info.size, str(name))
             found.append(LabelledImage(str(name), name.parent.name, read))
-    if not found:
-        raise DataError.build(where, expected=f"images in {path}", got="none")
+    require(found, where, f"images in {path}", error=DataError)
     return found
 
 
@@ -396,13 +406,14 @@ class _Opened:
 
     def read(self, start: int, size: int, name: str) -> bytes:
         content = os.pread(self._number, size, start)
-        if len(content) != size:
-            raise DataError.build(
-                f"{self._where} {name}",
-                expected=f"{size} bytes",
-                got=str(len(content)),
-                hint="the archive is truncated",
-            )
+        require(
+            len(content) == size,
+            f"{self._where} {name}",
+            f"{size} bytes",
+            len(content),
+            hint="the archive is truncated",
+            error=DataError,
+        )
         return content
 
     def __del__(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from caldera.base.arguments import require
 from caldera.core.tensor.dtype import DType, real_array_of
 from caldera.data.sources.base import (
     SCALE,
@@ -29,7 +30,7 @@ from caldera.data.sources.base import (
     checked_scale,
     scaled,
 )
-from caldera.errors import CalderaError, ConfigError, DataError, ShapeError
+from caldera.errors import CalderaError, DataError, ShapeError
 
 
 class ArrayData(RawData):
@@ -48,8 +49,7 @@ class ArrayData(RawData):
     """
 
     def __init__(self, *arrays: ArrayLike, scale: float | None = SCALE) -> None:
-        if not arrays:
-            raise ConfigError.build("data.ArrayData", expected="x and y", got="nothing")
+        require(arrays, "data.ArrayData", "x and y", "nothing")
         self._arrays = tuple(real_array_of(array, "data.ArrayData") for array in arrays)
         shapes = [array.shape for array in self._arrays]
         if () in shapes or len({shape[0] for shape in shapes}) > 1:
@@ -165,8 +165,7 @@ def values_in_order(given: Mapping[Any, Any], where: str) -> list[Any]:
     >>> values_in_order({"y": 1, "x": 2}, "fit")
     [2, 1]
     """
-    if not given:
-        raise DataError.build(where, expected="arrays by their names", got="an empty dict")
+    require(given, where, "arrays by their names", "an empty dict", error=DataError)
     targets = [name for name in TARGETS if name in given]
     if len(targets) > 1:
         raise DataError.build(
@@ -221,12 +220,12 @@ class ItemData(RawData):
     """
 
     def __init__(self, items: Any, *, scale: float | None = SCALE) -> None:
-        if not is_indexed(items):
-            raise ConfigError.build(
-                "data.ItemData",
-                expected="an object with len(items) and items[number]",
-                got=type(items).__name__,
-            )
+        require(
+            is_indexed(items),
+            "data.ItemData",
+            "an object with len(items) and items[number]",
+            type(items).__name__,
+        )
         self._items = items
         self._lock = Lock()
         self.scale = checked_scale(scale, "data.ItemData")
@@ -254,8 +253,7 @@ class ItemData(RawData):
         return f"ItemData({len(self)} samples of {type(self._items).__name__}, shape {self.shape})"
 
     def _some(self) -> Arrays:
-        if not self._first:
-            raise DataError.build("data.ItemData", expected="samples", got="none")
+        require(self._first, "data.ItemData", "samples", error=DataError)
         return self._first
 
     def _read(self, number: int) -> Arrays:
@@ -265,8 +263,7 @@ class ItemData(RawData):
         found = arrays_of_item(item, where)
         first = self.__dict__.get("_first") or found
         shapes, wanted = ([each.shape for each in of] for of in (found, first))
-        if not found:
-            raise DataError.build(where, expected="a sample: (x, y), or only x", got="nothing")
+        require(found, where, "a sample: (x, y), or only x", "nothing", error=DataError)
         if shapes != wanted:
             raise DataError.build(
                 where,

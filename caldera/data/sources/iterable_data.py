@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from caldera.base.arguments import shown, within
+from caldera.base.arguments import require, shown, within
 from caldera.core.tensor.dtype import DType
 from caldera.data.schema import Schema
 from caldera.data.sources.base import SCALE, Arrays, checked_scale, scaled
 from caldera.data.sources.indexed_data import arrays_of_item
 from caldera.data.sources.split_keys import SplitKeys
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 
 Source: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -56,12 +56,12 @@ class IterableData:
         batches: bool = False,
         scale: float | None = SCALE,
     ) -> None:
-        if not callable(source) and not isinstance(source, Iterable):
-            raise ConfigError.build(
-                "data.IterableData",
-                expected="an iterable or a function that makes one",
-                got=type(source).__name__,
-            )
+        require(
+            callable(source) or isinstance(source, Iterable),
+            "data.IterableData",
+            "an iterable or a function that makes one",
+            type(source).__name__,
+        )
         self._source = source
         self._batches = batches
         self.scale = checked_scale(scale, "data.IterableData")
@@ -155,13 +155,14 @@ class IterableData:
     def _items(self) -> Iterator[Any]:
         """Return an iterator over all items, from the first."""
         if not callable(self._source):
-            if self._spent:
-                raise DataError.build(
-                    "data.IterableData",
-                    expected="samples for another epoch",
-                    got="an iterator that has been read",
-                    hint="pass the function that makes it, not its result",
-                )
+            require(
+                not self._spent,
+                "data.IterableData",
+                "samples for another epoch",
+                "an iterator that has been read",
+                hint="pass the function that makes it, not its result",
+                error=DataError,
+            )
             self._spent = isinstance(self._source, Iterator)
             seen, self._seen = self._seen, []
             return chain(seen, self._source)

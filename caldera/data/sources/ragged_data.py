@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.base.arguments import checked, within
+from caldera.base.arguments import checked, require, within
 from caldera.core.tensor.dtype import DType, float32, is_integer, real_array_of
 from caldera.data.random_draws import permutation
 from caldera.data.sources.base import Array, Arrays, Data, checked_rows
@@ -150,26 +150,33 @@ class RaggedData(Data):
         self.lengths: NDArray[np.int64] = np.array([len(each) for each in self._sequences])
         self._others = [self._other(each) for each in others]
         for each in self._others:
-            if isinstance(each, np.ndarray) and not each.ndim:
-                raise ShapeError.build(
-                    "data.RaggedData", expected="targets, one a sequence", got="a single number"
-                )
-            if len(each) != len(self._sequences):
-                raise ShapeError.build(
-                    "data.RaggedData",
-                    expected=f"{len(self._sequences)} targets, one a sequence",
-                    got=f"{len(each)}",
-                )
+            require(
+                not isinstance(each, np.ndarray) or each.ndim,
+                "data.RaggedData",
+                "targets, one a sequence",
+                "a single number",
+                error=ShapeError,
+            )
+            require(
+                len(each) == len(self._sequences),
+                "data.RaggedData",
+                f"{len(self._sequences)} targets, one a sequence",
+                f"{len(each)}",
+                error=ShapeError,
+            )
         words = is_integer(self._sequences[0].dtype)
         self.has_mask = not words if mask is None else mask
         self.inputs = 2 if self.has_mask else 1
-        if words and not self.has_mask and any(bool((each == 0).any()) for each in self._sequences):
-            raise DataError.build(
-                "data.RaggedData",
-                expected="words numbered from 1, since 0 is padding",
-                got="0",
-                hint="add 1 to every index, or pass mask=True",
-            )
+        require(
+            not words
+            or self.has_mask
+            or not any(bool((each == 0).any()) for each in self._sequences),
+            "data.RaggedData",
+            "words numbered from 1, since 0 is padding",
+            "0",
+            hint="add 1 to every index, or pass mask=True",
+            error=DataError,
+        )
         self.buckets: tuple[int, ...] = bucket_lengths(self.lengths, buckets)
         self._rows = np.arange(len(self._sequences))
 
@@ -292,8 +299,7 @@ def _as_sequences(given: Sequence[Any], where: str) -> list[Array]:
     if isinstance(given, np.ndarray) and given.dtype != object:
         given = list(given)
     items = [array_of_item(each, where) for each in given]
-    if not items:
-        raise DataError.build(where, expected="sequences", got="none")
+    require(items, where, "sequences", error=DataError)
     for number, each in enumerate(items):
         if not each.ndim or each.shape[1:] != items[0].shape[1:] or not len(each):
             raise ShapeError.build(
@@ -309,11 +315,11 @@ def _as_sequences(given: Sequence[Any], where: str) -> list[Array]:
 def _padded(parts: Sequence[Array], length: int, like: Array) -> Array:
     found = np.zeros((len(parts), length, *like.shape[1:]), like.dtype)
     for row, part in enumerate(parts):
-        if len(part) > length:
-            raise ConfigError.build(
-                "data.RaggedData",
-                expected=f"sequences of at most {length} steps",
-                got=f"{len(part)}",
-            )
+        require(
+            len(part) <= length,
+            "data.RaggedData",
+            f"sequences of at most {length} steps",
+            f"{len(part)}",
+        )
         found[row, : len(part)] = part
     return found

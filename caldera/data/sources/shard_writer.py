@@ -10,7 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
-from caldera.base.arguments import checked
+from caldera.base.arguments import checked, require
 from caldera.base.file_cache import write_file
 from caldera.base.plain_data import sealed
 from caldera.data.sources.as_data import as_data
@@ -60,8 +60,9 @@ def write_shards(
         raise DataError.build(
             "data.write_shards", expected=f"a folder at {place}", got=str(error.strerror)
         ) from None
-    if any(place.iterdir()):
-        raise DataError.build("data.write_shards", expected="an empty folder", got=str(place))
+    require(
+        not any(place.iterdir()), "data.write_shards", "an empty folder", place, error=DataError
+    )
     if shard_bytes < 1:
         raise ConfigError.build(
             "data.write_shards", expected="shard_bytes >= 1", got=str(shard_bytes)
@@ -77,8 +78,7 @@ def write_shards(
         for column, values in zip(columns, zip(*shard, strict=True), strict=True):
             _write(place, column, len(counts), values)
         counts.append(len(shard))
-    if not columns:
-        raise DataError.build("data.write_shards", expected="samples", got="none")
+    require(columns, "data.write_shards", "samples", error=DataError)
     index = {
         "format": FORMAT,
         "version": VERSION,

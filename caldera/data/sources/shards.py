@@ -29,6 +29,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.base.plain_data import is_sealed
 from caldera.core.tensor.dtype import DType, canonical
 from caldera.data.random_draws import block_permutation
@@ -174,12 +175,13 @@ class Shards(RawData):
         content = self._map(path, None, np.dtype(np.uint8), self._where)
         for place, row in enumerate(rows.tolist()):
             start, end = int(offsets[row]), int(offsets[row + 1])
-            if not 0 <= start <= end <= len(content):
-                raise DataError.build(
-                    f"{self._where} {starts.name}",
-                    expected=f"ascending offsets from 0 to {len(content)}",
-                    got=f"{start} and {end}",
-                )
+            require(
+                0 <= start <= end <= len(content),
+                f"{self._where} {starts.name}",
+                f"ascending offsets from 0 to {len(content)}",
+                f"{start} and {end}",
+                error=DataError,
+            )
             # Copied by NumPy, which lets other threads run while the disk is read.
             found[place] = np.array(content[start:end]).tobytes()
         return found
@@ -197,13 +199,14 @@ def _mapped(path: Path, shape: tuple[int, ...] | None, dtype: DType, where: str)
     """Return the array of a file, of this shape, or of bytes of any number."""
     array = map_npy(path)
     wrong_shape = array.shape != shape if shape is not None else array.ndim != 1
-    if wrong_shape or array.dtype != dtype:
-        raise DataError.build(
-            f"{where} {path.name}",
-            expected=f"{dtype} {shape or '(bytes,)'}",
-            got=f"{array.dtype} {array.shape}",
-            hint="this differs from the index: the folder is damaged",
-        )
+    require(
+        not wrong_shape and array.dtype == dtype,
+        f"{where} {path.name}",
+        f"{dtype} {shape or '(bytes,)'}",
+        f"{array.dtype} {array.shape}",
+        hint="this differs from the index: the folder is damaged",
+        error=DataError,
+    )
     return array
 
 

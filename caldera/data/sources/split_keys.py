@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.errors import DataError
 
 
@@ -67,10 +68,9 @@ class SplitKeys:
             found[self.split(max(len(found) // count, 1), seed).test] = 0
             return found
         _, codes, counts = np.unique(self.values, return_inverse=True, return_counts=True)
-        if len(counts) < count:
-            raise DataError.build(
-                "folds", expected=f"at least {count} groups", got=str(len(counts))
-            )
+        require(
+            len(counts) >= count, "folds", f"at least {count} groups", len(counts), error=DataError
+        )
         random = np.random.default_rng(seed).permutation(len(counts))
         sizes, fold_of = np.zeros(count), np.empty(len(counts), np.int64)
         for group in random[np.argsort(-counts[random], kind="stable")]:
@@ -99,13 +99,14 @@ class SplitKeys:
     def _periods(self, count: int) -> NDArray[np.int64]:
         """Return the period of each sample, from -1; samples of the same time are in one period."""
         times, codes, counts = np.unique(self.values, return_inverse=True, return_counts=True)
-        if len(times) <= count:
-            raise DataError.build(
-                "folds",
-                expected=f"at least {count + 1} times for {count} folds",
-                got=str(len(times)),
-                hint="request fewer folds",
-            )
+        require(
+            len(times) > count,
+            "folds",
+            f"at least {count + 1} times for {count} folds",
+            len(times),
+            hint="request fewer folds",
+            error=DataError,
+        )
         before = np.cumsum(counts) - counts
         periods = np.arange(1, count + 1)
         starts = np.searchsorted(before, len(self.values) * periods / (count + 1))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.base.file_access import Demand
 from caldera.base.registry import optional_import
 from caldera.errors import CalderaError, DataError
@@ -150,8 +151,13 @@ def _bytes_a_value(leaf: Any) -> int:
 
 def _feather(content: bytes, where: str) -> Any:
     reader = optional_import("pyarrow.feather", "pyarrow", where)
-    if not content.startswith(_MAGIC):
-        raise DataError.build(where, expected="Arrow's file format (Feather 2)", got="another one")
+    require(
+        content.startswith(_MAGIC),
+        where,
+        "Arrow's file format (Feather 2)",
+        "another one",
+        error=DataError,
+    )
     demand = Demand(where, len(content))
     for wanted in _buffers(content):
         demand.add(wanted)

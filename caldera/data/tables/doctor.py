@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.data.tables.column_checks import (
     Conventions,
     TableFinding,
@@ -198,13 +199,14 @@ class Doctor:
 def check_findings(findings: Sequence[TableFinding], where: str) -> None:
     """Raise an error for faults."""
     faults = "; ".join(str(each) for each in findings if each.is_fault)
-    if faults:
-        raise DataError.build(
-            where,
-            expected="a table without faults",
-            got=faults,
-            hint="without strict= (--strict) it is used, and the findings are shown",
-        )
+    require(
+        not faults,
+        where,
+        "a table without faults",
+        faults,
+        hint="without strict= (--strict) it is used, and the findings are shown",
+        error=DataError,
+    )
 
 
 def _collision(codes: Values) -> float:

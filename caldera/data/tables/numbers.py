@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.data.tables.table import MARKS, Table, TypedNumber, Values
-from caldera.errors import ConfigError
 
 POINT, COMMA = ".", ","
 MARKS_OF_FRACTIONS = (POINT, COMMA)
@@ -324,8 +324,7 @@ def find_number_format(
     `known` is the format of the training column, and `seen` contains its quantiles, from the
     minimum to the maximum. A column that remains ambiguous is rejected.
     """
-    if given not in (None, *MARKS_OF_FRACTIONS):
-        raise ConfigError.build("decimal", expected="'.' or ','", got=repr(given))
+    require(given in (None, *MARKS_OF_FRACTIONS), "decimal", "'.' or ','", repr(given))
     values = table.columns[column]
     if values.dtype != object:
         return known or typed_format(values)

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.config import settings
 from caldera.base.file_access import Demand
 from caldera.base.registry import optional_import
@@ -188,8 +189,7 @@ def table_of_rows(
     >>> table_of_rows([{"a": 1}, {"b": "x"}], "rows").names
     ('a', 'b')
     """
-    if not rows:
-        raise DataError.build(where, expected="rows of a table", got="none")
+    require(rows, where, "rows of a table", error=DataError)
     names = list(dict.fromkeys(name for row in rows for name in row))
     return table_of({name: [row.get(name) for row in rows] for name in names}, where, marks)
 
@@ -255,8 +255,7 @@ def _workbook(content: bytes, where: str, reading: TableFormat) -> Table:
             expected="an Excel workbook (.xlsx)",
             got=str(error)[:120] or type(error).__name__,
         ) from None
-    if not rows:
-        raise DataError.build(where, expected="rows of a table", got="an empty sheet")
+    require(rows, where, "rows of a table", "an empty sheet", error=DataError)
     # Sheets often have entirely empty columns and rows of different lengths.
     columns = list(zip_longest(*rows))
     used = [place for place, each in enumerate(columns) if any(x is not None for x in each)]
@@ -315,8 +314,13 @@ def _json(content: bytes, where: str, reading: TableFormat) -> Table:
     if isinstance(found, dict) and found and all(isinstance(v, list) for v in found.values()):
         return table_of(found, where, reading.marks)
     rows = [found] if isinstance(found, dict) else found
-    if not isinstance(rows, list) or not all(isinstance(each, dict) for each in rows):
-        raise DataError.build(where, expected="objects with a value a column", got="other JSON")
+    require(
+        isinstance(rows, list) and all(isinstance(each, dict) for each in rows),
+        where,
+        "objects with a value a column",
+        "other JSON",
+        error=DataError,
+    )
     return table_of_rows(rows, where, reading.marks)
 
 
@@ -324,8 +328,7 @@ def _json(content: bytes, where: str, reading: TableFormat) -> Table:
 
 
 def _database(path: Path, where: str, reading: TableFormat) -> Table:
-    if not path.is_file():
-        raise DataError.build(where, expected=f"a file at {path}", got="no such file")
+    require(path.is_file(), where, f"a file at {path}", "no such file", error=DataError)
     # Read-only: reading must not change the database.
     address = f"{path.resolve().as_uri()}?mode=ro"
     with closing(sqlite3.connect(address, uri=True)) as connection:
@@ -362,8 +365,7 @@ def _query(
 
 
 def _only_table(connection: Any, cursor: Any, where: str) -> str:
-    if not isinstance(connection, sqlite3.Connection):
-        raise ConfigError.build(where, expected="query= with a connection", got="none")
+    require(isinstance(connection, sqlite3.Connection), where, "query= with a connection")
     # No views: one may compute without end.
     cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
     tables = [str(row[0]) for row in cursor.fetchall()]

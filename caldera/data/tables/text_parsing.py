@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.data.tables.numbers import is_number
 from caldera.data.tables.table import Table, Values, text_column, texts_of_gaps
 from caldera.errors import ConfigError, DataError
@@ -62,8 +63,7 @@ def parse_text(
         notes = (*notes, f"{comments} line{'s' * (comments > 1)} of comments left out at the start")
     divider = delimiter or _delimiter(text)
     rows, lines = _rows(text, divider, where)
-    if not rows:
-        raise DataError.build(where, expected="lines of a table", got="an empty file")
+    require(rows, where, "lines of a table", "an empty file", error=DataError)
     first = rows[0]
     named = header is True or (header == "auto" and not any(is_number(each) for each in first))
     _check_widths(rows, lines, named=named, divider=divider, delimiter=delimiter, where=where)
@@ -132,10 +132,13 @@ def _check_widths(
             hint=_other_delimiter(divider, first[0], delimiter),
         )
     for row, line in zip(rows, lines, strict=True):
-        if len(row) != len(first):
-            raise DataError.build(
-                f"{where}, line {line}", expected=f"{len(first)} columns", got=f"{len(row)}"
-            )
+        require(
+            len(row) == len(first),
+            f"{where}, line {line}",
+            f"{len(first)} columns",
+            f"{len(row)}",
+            error=DataError,
+        )
 
 
 def _rows(text: str, delimiter: str, where: str) -> tuple[list[list[str]], list[int]]:

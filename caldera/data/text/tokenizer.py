@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.base.arguments import guard_methods, within
+from caldera.base.arguments import guard_methods, require, within
 from caldera.base.plain_data import from_plain, to_plain
 from caldera.base.registry import nearest, optional_import
 from caldera.errors import ConfigError, DataError
@@ -88,8 +88,7 @@ class Tokenizer:
         if length is not None:
             within(where, "length", length, 1, _LONGEST)
         found = _checked_texts(texts, where)
-        if not found:
-            raise DataError.build(where, expected="texts", got="none")
+        require(found, where, "texts", error=DataError)
         if kind == "byte_pairs":
             vocabulary, merges = _byte_pairs(found, size, lowercase, where)
         else:
@@ -180,13 +179,14 @@ class Tokenizer:
             and (self.kind == "byte_pairs" or not self.merges)
             and all(merge.count(" ") == 1 for merge in self.merges)
         )
-        if not fine:
-            raise DataError.build(
-                where,
-                expected="a tokenizer",
-                got=f"{self.kind!r} of length {self.length}",
-                hint="the file is damaged, or a newer Caldera has written it",
-            )
+        require(
+            fine,
+            where,
+            "a tokenizer",
+            f"{self.kind!r} of length {self.length}",
+            hint="the file is damaged, or a newer Caldera has written it",
+            error=DataError,
+        )
 
     def __str__(self) -> str:
         return f"{self.size - FIRST} {self.kind}, {self.length} a text"
@@ -194,10 +194,13 @@ class Tokenizer:
     def _token(self, number: int) -> str:
         if number == UNKNOWN:
             return "�"
-        if not FIRST <= number < self.size:
-            raise DataError.build(
-                "data.Tokenizer.decode", expected=f"numbers below {self.size}", got=f"{number}"
-            )
+        require(
+            FIRST <= number < self.size,
+            "data.Tokenizer.decode",
+            f"numbers below {self.size}",
+            number,
+            error=DataError,
+        )
         return self.vocabulary[number - FIRST]
 
     @cached_property

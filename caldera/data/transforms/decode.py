@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require
 from caldera.base.config import settings
 from caldera.base.file_access import check_asked
 from caldera.base.registry import optional_import
@@ -173,8 +174,7 @@ def check_decoding(where: str, size: tuple[int, int] | None, channels: int) -> N
     Traceback (most recent call last):
     caldera.errors.ConfigError: data.Decode: expected 1 or 3 channels, got 2
     """
-    if channels not in _MODE_OF_CHANNELS:
-        raise ConfigError.build(where, expected="1 or 3 channels", got=repr(channels))
+    require(channels in _MODE_OF_CHANNELS, where, "1 or 3 channels", repr(channels))
     if size is not None and (len(size) != 2 or min(size) < 1):
         raise ConfigError.build(where, expected="size=(height, width)", got=repr(size))
 
@@ -219,10 +219,13 @@ class Decoder:
             with self._pillow.open(io.BytesIO(content), formats=_FORMATS) as image:
                 # Only the header has been read so far.
                 check_asked(_BYTES_A_PIXEL * image.width * image.height, where, held=len(content))
-                if image.mode not in _MODES:
-                    raise DataError.build(
-                        where, expected="8 bits a channel", got=f"pixels of kind {image.mode}"
-                    )
+                require(
+                    image.mode in _MODES,
+                    where,
+                    "8 bits a channel",
+                    f"pixels of kind {image.mode}",
+                    error=DataError,
+                )
                 return function(image)
         except DataError:
             raise

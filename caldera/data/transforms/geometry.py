@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.graph.ops.base import iota
 from caldera.core.tensor.dtype import int64, is_float, uint8
@@ -38,8 +39,12 @@ def pair(where: str, size: Size) -> tuple[int, int]:
         both = (index(size),) * 2  # type: ignore[arg-type]
     except TypeError:
         both = tuple(size)  # type: ignore[arg-type, assignment]
-    if len(both) != 2 or not all(isinstance(each, int) for each in both):
-        raise ConfigError.build(where, expected="a size or (height, width)", got=repr(size))
+    require(
+        len(both) == 2 and all(isinstance(each, int) for each in both),
+        where,
+        "a size or (height, width)",
+        repr(size),
+    )
     return both
 
 
@@ -50,12 +55,13 @@ def image_size(where: str, x: Array | Expr) -> tuple[int, int]:
     >>> image_size("data.Crop", np.zeros((10, 3, 4, 5)))
     (4, 5)
     """
-    if x.ndim < 3:
-        raise ShapeError.build(
-            where,
-            expected="a batch of images, (samples, channels, height, width)",
-            got=f"shape {x.shape}",
-        )
+    require(
+        x.ndim >= 3,
+        where,
+        "a batch of images, (samples, channels, height, width)",
+        f"shape {x.shape}",
+        error=ShapeError,
+    )
     return x.shape[-2], x.shape[-1]
 
 
@@ -159,10 +165,9 @@ class Mirror(Transform):
     probability: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise ConfigError.build(
-                "data.Mirror", expected="a probability from 0 to 1", got=str(self.probability)
-            )
+        require(
+            0 <= self.probability <= 1, "data.Mirror", "a probability from 0 to 1", self.probability
+        )
 
     def __call__(self, x: Array, draw: Draw) -> Array:
         image_size("data.Mirror", x)
@@ -194,8 +199,7 @@ class Cutout(Transform):
     size: int
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError.build("data.Cutout", expected="a size above 0", got=str(self.size))
+        require(self.size >= 1, "data.Cutout", "a size above 0", self.size)
 
     def __call__(self, x: Array, draw: Draw) -> Array:
         size = image_size("data.Cutout", x)
@@ -253,10 +257,7 @@ class Rotate(Transform):
     degrees: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.degrees <= 180:
-            raise ConfigError.build(
-                "data.Rotate", expected="degrees from 0 to 180", got=str(self.degrees)
-            )
+        require(0 <= self.degrees <= 180, "data.Rotate", "degrees from 0 to 180", self.degrees)
 
     @cached_property
     def _turns(self) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera import op
-from caldera.base.arguments import guard_methods, refusal
+from caldera.base.arguments import guard_methods, refusal, require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import float32, float64, is_float, real_array_of, uint8
 from caldera.data.random_draws import Draw, LazyDraw
@@ -106,12 +106,13 @@ class Normalise(_Linear):
         >>> data.Normalise.of(data.ArrayData(np.array([[1.0, 5.0], [3.0, 5.0]])))
         Normalise(mean=(2.0, 5.0), std=(1.0, 1.0))
         """
-        if not len(data) or not data.shape:
-            raise DataError.build(
-                "data.Normalise.of",
-                expected="samples with at least one axis",
-                got=f"{len(data)} of shape {data.shape}",
-            )
+        require(
+            len(data) and data.shape,
+            "data.Normalise.of",
+            "samples with at least one axis",
+            f"{len(data)} of shape {data.shape}",
+            error=DataError,
+        )
         mean, variance = _channel_statistics(data)
         std = np.sqrt(variance)
         std[std == 0] = 1
@@ -152,15 +153,13 @@ class SubtractMean(_Linear):
 
     def __post_init__(self) -> None:
         mean = real_array_of(self.mean, "data.SubtractMean").astype(np.float64)
-        if not np.isfinite(mean).all():
-            raise ConfigError.build("data.SubtractMean", expected="finite numbers", got="others")
+        require(np.isfinite(mean).all(), "data.SubtractMean", "finite numbers", "others")
         object.__setattr__(self, "mean", mean)
 
     @classmethod
     def of(cls, data: Data) -> SubtractMean:
         """Return the transform that subtracts the mean of each element over the samples."""
-        if not len(data):
-            raise DataError.build("data.SubtractMean.of", expected="samples", got="none")
+        require(len(data), "data.SubtractMean.of", "samples", error=DataError)
         total = np.zeros(data.shape)
         for x in _batches(data):
             total += x.sum(axis=0, dtype=np.float64)
@@ -252,10 +251,7 @@ class Colour(Transform):
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not 0 <= value <= 1:
-                raise ConfigError.build(
-                    "data.Colour", expected=f"{field.name} from 0 to 1", got=str(value)
-                )
+            require(0 <= value <= 1, "data.Colour", f"{field.name} from 0 to 1", value)
 
     def __call__(self, x: Array, draw: Draw) -> Array:
         lowest, widths = self._range()
@@ -319,10 +315,13 @@ def _nearest(product: Any) -> Any:
 def _has_colours(x: Any) -> bool:
     image_size("data.Colour", x)
     channels = x.shape[1] if x.ndim > 3 else 1
-    if channels not in (1, 3):
-        raise ShapeError.build(
-            "data.Colour", expected="1 or 3 channels (axis 1)", got=f"a batch of shape {x.shape}"
-        )
+    require(
+        channels in (1, 3),
+        "data.Colour",
+        "1 or 3 channels (axis 1)",
+        f"a batch of shape {x.shape}",
+        error=ShapeError,
+    )
     return channels == 3
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import float32, is_float, uint8
 from caldera.data.random_draws import Draw, LazyDraw
@@ -222,12 +223,13 @@ class OneHot(BatchStage):
 
     def _labels(self, arrays: tuple[Any, ...]) -> Any:
         labels = arrays[-1]
-        if len(arrays) < 2 or labels.ndim != 1 or is_float(labels.dtype):
-            raise ShapeError.build(
-                "data.OneHot",
-                expected="one class number for each sample",
-                got="no targets" if len(arrays) < 2 else f"{labels.dtype} {labels.shape}",
-            )
+        require(
+            len(arrays) >= 2 and labels.ndim == 1 and not is_float(labels.dtype),
+            "data.OneHot",
+            "one class number for each sample",
+            "no targets" if len(arrays) < 2 else f"{labels.dtype} {labels.shape}",
+            error=ShapeError,
+        )
         return labels
 
 
@@ -254,8 +256,7 @@ class Mixup(BatchStage):
     following: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < float("inf"):
-            raise ConfigError.build("data.Mixup", expected="alpha above 0", got=str(self.alpha))
+        require(0 < self.alpha < float("inf"), "data.Mixup", "alpha above 0", self.alpha)
 
     @cached_property
     def _parts(self) -> NDArray[np.float32]:
@@ -275,13 +276,14 @@ class Mixup(BatchStage):
 def _floats(xp: Any, array: Any) -> Any:
     if is_float(array.dtype):
         return array
-    if array.dtype != uint8:
-        raise DtypeError.build(
-            "data.Mixup",
-            expected="floats, or the bytes of images",
-            got=str(array.dtype),
-            hint="put data.OneHot(classes) before it",
-        )
+    require(
+        array.dtype == uint8,
+        "data.Mixup",
+        "floats, or the bytes of images",
+        array.dtype,
+        hint="put data.OneHot(classes) before it",
+        error=DtypeError,
+    )
     wide: Array | Expr = array.astype(float32) if xp is np else op.cast(array, float32)
     return wide / np.float32(255)
 

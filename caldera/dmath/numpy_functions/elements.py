@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.core.tensor import canonical
 from caldera.dmath.numpy_functions.dispatch import (
     Function,
@@ -16,7 +17,6 @@ from caldera.dmath.numpy_functions.dispatch import (
     is_array,
     register,
 )
-from caldera.errors import ConfigError
 
 
 def _round(a: Any, decimals: Any = 0) -> Any:
@@ -51,8 +51,7 @@ def _nan_to_num(
     x: Any, copy: Any = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
 ) -> Any:
     if not copy or x.dtype.kind not in "fc":
-        if not copy:
-            raise ConfigError.build("np.nan_to_num", expected="copy=True", got="False")
+        require(copy, "np.nan_to_num", "copy=True", "False")
         return x
     if x.dtype.kind == "c":
         return op.complex(*[_nan_to_num(p, True, nan, posinf, neginf) for p in _parts(x)])

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.dmath.numpy_functions.dispatch import as_dtype, as_floats, handles, register
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ShapeError
 
 
 def adjoint(a: Any) -> Any:
@@ -91,8 +92,7 @@ def _(a: Any, upper: Any = False) -> Any:
 
 
 def _square(a: Any, name: str) -> Any:
-    if a.shape[-1] != a.shape[-2]:
-        raise ShapeError.build(name, expected="square matrices", got=str(a.shape))
+    require(a.shape[-1] == a.shape[-2], name, "square matrices", a.shape, error=ShapeError)
     return a
 
 
@@ -124,10 +124,12 @@ _hermitian = hermitian
 
 @handles(np.linalg.qr)
 def _(a: Any, mode: Any = "reduced") -> Any:
-    if mode not in ("reduced", "complete", "r"):
-        raise ConfigError.build(
-            "np.linalg.qr", expected="mode= reduced, complete or r", got=repr(mode)
-        )
+    require(
+        mode in ("reduced", "complete", "r"),
+        "np.linalg.qr",
+        "mode= reduced, complete or r",
+        repr(mode),
+    )
     q, r = op.qr(as_floats(a))
     if mode == "r":
         return r
@@ -194,8 +196,7 @@ def counting(s: Any, shape: tuple[int, ...], rtol: Any, tol: Any = None) -> Any:
 
 @handles(np.linalg.pinv)
 def _(a: Any, rcond: Any = None, hermitian: Any = False, rtol: Any = None) -> Any:
-    if rcond is not None and rtol is not None:
-        raise ConfigError.build("np.linalg.pinv", expected="rcond= or rtol=", got="both")
+    require(rcond is None or rtol is None, "np.linalg.pinv", "rcond= or rtol=", "both")
     a = as_floats(a)
     if 0 in a.shape[-2:]:
         return op.full((*a.shape[:-2], a.shape[-1], a.shape[-2]), 0, a.dtype)
@@ -219,8 +220,7 @@ def _pseudo_inverse(a: Any, rtol: Any) -> Any:
 def _(A: Any, tol: Any = None, hermitian: Any = False, rtol: Any = None) -> Any:
     if A.ndim < 2:
         return op.cast(op.any(op.not_equal(A, 0)), "int64")
-    if tol is not None and rtol is not None:
-        raise ConfigError.build("np.linalg.matrix_rank", expected="tol= or rtol=", got="both")
+    require(tol is None or rtol is None, "np.linalg.matrix_rank", "tol= or rtol=", "both")
     if hermitian:
         s = op.abs(eigvalsh(A))
     else:
@@ -235,12 +235,13 @@ def _(a: Any, b: Any, rcond: Any = None) -> Any:
     The rank is evaluated immediately, since the existence of residuals depends on it.
     """
     a, b = _of_one_dtype(a, b)
-    if a.ndim != 2 or b.ndim not in (1, 2) or a.shape[0] != b.shape[0]:
-        raise ShapeError.build(
-            "np.linalg.lstsq",
-            expected="a matrix, and a vector or matrix with the same number of rows",
-            got=f"{a.shape} and {b.shape}",
-        )
+    require(
+        a.ndim == 2 and b.ndim in (1, 2) and a.shape[0] == b.shape[0],
+        "np.linalg.lstsq",
+        "a matrix, and a vector or matrix with the same number of rows",
+        f"{a.shape} and {b.shape}",
+        error=ShapeError,
+    )
     u, s, vh = op.svd(a)
     right = op.unsqueeze(b, 1) if b.ndim == 1 else b
     if rcond is not None and rcond < 0:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.core.tensor import canonical
 from caldera.dmath.numpy_functions.dispatch import (
     Function,
@@ -17,17 +18,24 @@ from caldera.dmath.numpy_functions.dispatch import (
     handles,
     register,
 )
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ShapeError
 
 
 def _reshape(a: Any, shape: Any, order: Any = "C", copy: Any = None) -> Any:
-    if order not in ("C", "F", "A") or copy is False:
-        raise ConfigError.build(
-            "np.reshape", expected="order= C, F or A, and a copy", got=f"{order!r}, copy={copy}"
-        )
+    require(
+        order in ("C", "F", "A") and copy is not False,
+        "np.reshape",
+        "order= C, F or A, and a copy",
+        f"{order!r}, copy={copy}",
+    )
     shape = tuple(int(n) for n in (shape if np.ndim(shape) else (shape,)))
-    if shape.count(-1) > 1 or min(shape, default=0) < -1:
-        raise ShapeError.build("np.reshape", expected="sizes, one of which is -1", got=str(shape))
+    require(
+        shape.count(-1) <= 1 and min(shape, default=0) >= -1,
+        "np.reshape",
+        "sizes, one of which is -1",
+        shape,
+        error=ShapeError,
+    )
     if order != "F":
         return op.reshape(a, shape)
     turned = op.transpose(a, tuple(reversed(range(a.ndim))))
@@ -190,8 +198,7 @@ def _(arr: Any, values: Any, axis: Any = None) -> Any:
 
 
 def _pieces(name: str, ary: Any, parts: Any, axis: int, uneven: bool = False) -> list[Any]:
-    if not -ary.ndim <= axis < ary.ndim:
-        raise ShapeError.build(name, expected=f"an axis of {ary.ndim}", got=str(axis))
+    require(-ary.ndim <= axis < ary.ndim, name, f"an axis of {ary.ndim}", axis, error=ShapeError)
     length = ary.shape[axis]
     if np.ndim(parts):
         if any(int(each) < 0 for each in parts):
@@ -223,8 +230,7 @@ def _pairs(parts: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 def _split_along(name: str, axis: int, least: int) -> Function:
     def run(ary: Any, indices_or_sections: Any) -> Any:
-        if ary.ndim < least:
-            raise ShapeError.build(name, expected=f"{least} axes or more", got=str(ary.ndim))
+        require(ary.ndim >= least, name, f"{least} axes or more", ary.ndim, error=ShapeError)
         # Of a vector the only axis, as NumPy's hsplit.
         return _pieces(name, ary, indices_or_sections, axis if ary.ndim > axis else 0)
 
@@ -232,8 +238,13 @@ def _split_along(name: str, axis: int, least: int) -> Function:
 
 
 def _unstack(x: Any, axis: Any = 0) -> Any:
-    if not x.ndim or not -x.ndim <= index(axis) < x.ndim:
-        raise ShapeError.build("np.unstack", expected=f"an axis of {x.ndim}", got=str(axis))
+    require(
+        x.ndim and -x.ndim <= index(axis) < x.ndim,
+        "np.unstack",
+        f"an axis of {x.ndim}",
+        axis,
+        error=ShapeError,
+    )
     where = index(axis) % x.ndim
     key: tuple[Any, ...] = (slice(None),) * where
     return tuple(x[(*key, i)] for i in range(x.shape[where]))
@@ -277,8 +288,7 @@ def _(a: Any, indices: Any, axis: Any = None, mode: Any = "raise") -> Any:
     a, where = (flat(a), 0) if axis is None else (a, index(axis))
     indices = _positions("np.take", indices)
     length = a.shape[where] if -a.ndim <= where < a.ndim else 1
-    if mode not in ("raise", "wrap", "clip"):
-        raise ConfigError.build("np.take", expected="mode= raise, wrap or clip", got=repr(mode))
+    require(mode in ("raise", "wrap", "clip"), "np.take", "mode= raise, wrap or clip", repr(mode))
     if mode == "wrap" and length:
         indices = op.mod(indices, length)
     elif mode == "clip":
@@ -294,8 +304,7 @@ def _(a: Any, indices: Any, axis: Any = None, mode: Any = "raise") -> Any:
 
 def _positions(name: str, indices: Any) -> Any:
     indices = indices if hasattr(indices, "node") else np.asarray(indices)
-    if indices.dtype.kind not in "iu" and indices.size:
-        raise ConfigError.build(name, expected="integers", got=indices.dtype.name)
+    require(indices.dtype.kind in "iu" or not indices.size, name, "integers", indices.dtype.name)
     return as_dtype(indices, np.dtype(np.int64))
 
 
@@ -303,15 +312,21 @@ def _positions(name: str, indices: Any) -> Any:
 def _(arr: Any, indices: Any, axis: Any = -1) -> Any:
     indices = _positions("np.take_along_axis", indices)
     if axis is None:
-        if indices.ndim != 1:
-            raise ShapeError.build(
-                "np.take_along_axis", expected="one axis of indices", got=str(indices.ndim)
-            )
-        return op.take_along_axis(flat(arr), indices, 0)
-    if arr.ndim != indices.ndim:
-        raise ShapeError.build(
-            "np.take_along_axis", expected=f"indices of {arr.ndim} axes", got=str(indices.ndim)
+        require(
+            indices.ndim == 1,
+            "np.take_along_axis",
+            "one axis of indices",
+            indices.ndim,
+            error=ShapeError,
         )
+        return op.take_along_axis(flat(arr), indices, 0)
+    require(
+        arr.ndim == indices.ndim,
+        "np.take_along_axis",
+        f"indices of {arr.ndim} axes",
+        indices.ndim,
+        error=ShapeError,
+    )
     return op.take_along_axis(arr, indices, index(axis))
 
 
@@ -328,18 +343,23 @@ PADS = {"edge": "replicate", "reflect": "reflect", "wrap": "circular"}
 @handles(np.pad, ruled=False)
 def _(array: Any, pad_width: Any, mode: Any = "constant", constant_values: Any = 0) -> Any:
     widths = np.asarray(pad_width)
-    if isinstance(pad_width, dict) or widths.dtype.kind not in "iu" or (widths < 0).any():
-        raise ConfigError.build("np.pad", expected="integers >= 0", got=str(pad_width))
+    require(
+        not isinstance(pad_width, dict) and widths.dtype.kind in "iu" and not (widths < 0).any(),
+        "np.pad",
+        "integers >= 0",
+        pad_width,
+    )
     pairs = [tuple(each) for each in np.broadcast_to(widths, (array.ndim, 2)).tolist()]
-    if mode == "symmetric" or mode not in (*PADS, "constant") or np.ndim(constant_values):
-        raise ConfigError.build(
-            "np.pad", expected=f"mode= constant or {', '.join(PADS)}, one value", got=repr(mode)
-        )
+    require(
+        mode != "symmetric" and mode in (*PADS, "constant") and not np.ndim(constant_values),
+        "np.pad",
+        f"mode= constant or {', '.join(PADS)}, one value",
+        repr(mode),
+    )
     if not array.ndim:
         return array
     if mode == "constant":
         value = np.asarray(constant_values).astype(array.dtype).item()
         return op.pad(array, pairs, value)
-    if constant_values:
-        raise ConfigError.build("np.pad", expected="no constant_values=", got=f"mode={mode!r}")
+    require(not constant_values, "np.pad", "no constant_values=", f"mode={mode!r}")
     return op.pad(array, pairs, mode=PADS[mode])

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.dmath.numpy_functions.dispatch import as_floats, handles
 from caldera.dmath.numpy_functions.reductions import axes_of, kept
-from caldera.errors import ConfigError
 
 
 def _of_vectors(x: Any, order: Any, axis: int | tuple[int, ...]) -> Any:
@@ -77,8 +77,7 @@ def _(x: Any, axis: Any = None, keepdims: Any = False, ord: Any = 2) -> Any:
 
 @handles(np.linalg.cond)
 def _(x: Any, p: Any = None) -> Any:
-    if x.ndim < 2:
-        raise ConfigError.build("np.linalg.cond", expected="matrices", got=str(x.shape))
+    require(x.ndim >= 2, "np.linalg.cond", "matrices", x.shape)
     x = as_floats(x)
     if p in (None, 2, -2):
         s = op.svd(x)[1]

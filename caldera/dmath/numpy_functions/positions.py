@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.dmath.numpy_functions.dispatch import as_dtype, handles, register
 from caldera.dmath.numpy_functions.movement import flat
 from caldera.errors import ConfigError, DtypeError, ShapeError
@@ -61,8 +62,13 @@ register({np.sort: _sort, np.argsort: _argsort})
 def _(a: Any, v: Any, side: Any = "left") -> Any:
     v = v if hasattr(v, "dtype") else np.asarray(v)
     dtype = np.result_type(a.dtype, v.dtype)
-    if a.ndim != 1 or dtype.kind == "c":
-        raise DtypeError.build("np.searchsorted", expected="a vector of reals", got=str(a.shape))
+    require(
+        a.ndim == 1 and dtype.kind != "c",
+        "np.searchsorted",
+        "a vector of reals",
+        a.shape,
+        error=DtypeError,
+    )
     return op.searchsorted(as_dtype(a, dtype), as_dtype(v, dtype), side)
 
 
@@ -73,8 +79,9 @@ def _sets(
     ar: Any, index: bool, inverse: bool, counts: bool, equal_nan: Any
 ) -> tuple[Any, Any, Any, Any]:
     """Return the unique elements, their first indices, the inverse, and their counts."""
-    if ar.dtype.kind == "c":
-        raise DtypeError.build("np.unique", expected="numbers with an order", got=ar.dtype.name)
+    require(
+        ar.dtype.kind != "c", "np.unique", "numbers with an order", ar.dtype.name, error=DtypeError
+    )
     line = flat(ar)
     if line.dtype.kind == "b":
         values, *others = _sets(op.cast(line, "uint8"), index, inverse, counts, equal_nan)
@@ -137,17 +144,25 @@ _answer(np.unique_all, "values", "indices", "inverse_indices", "counts")
 
 @handles(np.bincount, ruled=False)
 def _(x: Any, weights: Any = None, minlength: Any = 0) -> Any:
-    if x.ndim != 1 or x.dtype.kind not in "iub":
-        raise DtypeError.build("np.bincount", expected="a vector of integers", got=x.dtype.name)
+    require(
+        x.ndim == 1 and x.dtype.kind in "iub",
+        "np.bincount",
+        "a vector of integers",
+        x.dtype.name,
+        error=DtypeError,
+    )
     if (x.size and int(op.min(x)) < 0) or minlength < 0:
         raise ConfigError.build("np.bincount", expected="numbers >= 0", got="negative ones")
     length = max(int(op.max(x)) + 1 if x.size else 0, int(minlength))
     if not length:
         return op.full((0,), 0, "int64")
     if weights is not None:
-        if weights.shape != x.shape:
-            raise ShapeError.build(
-                "np.bincount", expected=f"weights of shape {x.shape}", got=str(weights.shape)
-            )
+        require(
+            weights.shape == x.shape,
+            "np.bincount",
+            f"weights of shape {x.shape}",
+            weights.shape,
+            error=ShapeError,
+        )
         weights = as_dtype(weights, np.dtype(np.float64))
     return op.bincount(op.cast(x, "int64"), length, weights)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.dmath.numpy_functions.dispatch import handles, register
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ShapeError
 
 
 def _dot(a: Any, b: Any) -> Any:
@@ -36,8 +37,7 @@ def _summed(a: Any, b: Any, first: tuple[int, ...], second: tuple[int, ...]) -> 
 
 
 def _vdot(a: Any, b: Any) -> Any:
-    if a.size != b.size:
-        raise ShapeError.build("np.vdot", expected=f"{a.size} elements", got=str(b.size))
+    require(a.size == b.size, "np.vdot", f"{a.size} elements", b.size, error=ShapeError)
     return op.sum(op.mul(op.conj(op.reshape(a, (a.size,))), op.reshape(b, (b.size,))))
 
 
@@ -57,10 +57,12 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 def _einsum(operands: Any, optimize: Any = False, dtype: Any = None) -> Any:
     subscripts, *arrays = operands
-    if not isinstance(subscripts, str):
-        raise ConfigError.build(
-            "np.einsum", expected="subscripts as text first", got=type(subscripts).__name__
-        )
+    require(
+        isinstance(subscripts, str),
+        "np.einsum",
+        "subscripts as text first",
+        type(subscripts).__name__,
+    )
     return op.einsum(subscripts, *arrays)
 
 
@@ -96,10 +98,13 @@ def _(x1: Any, x2: Any, axis: Any = -1) -> Any:
 
 def vecdot(a: Any, b: Any) -> Any:
     """Return products of vectors along the last axis; the first factor is conjugated."""
-    if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-1]:
-        raise ShapeError.build(
-            "np.vecdot", expected="vectors of equal length", got=f"{a.shape} and {b.shape}"
-        )
+    require(
+        a.ndim and b.ndim and a.shape[-1] == b.shape[-1],
+        "np.vecdot",
+        "vectors of equal length",
+        f"{a.shape} and {b.shape}",
+        error=ShapeError,
+    )
     return op.sum(op.mul(op.conj(a), b), -1)
 
 

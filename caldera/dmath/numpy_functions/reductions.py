@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.dmath.numpy_functions.dispatch import (
     Function,
@@ -15,7 +16,7 @@ from caldera.dmath.numpy_functions.dispatch import (
     handles,
     register,
 )
-from caldera.errors import ConfigError, DtypeError, ShapeError
+from caldera.errors import DtypeError, ShapeError
 
 
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
@@ -122,8 +123,13 @@ def mean(
     a: Any, axis: Any = None, dtype: Any = None, keepdims: Any = False, where: Any = None
 ) -> Any:
     """Return the mean over axes, of the elements of a mask."""
-    if dtype is not None and np.dtype(dtype).kind in "biu" and not _count(a, axis):
-        raise DtypeError.build("np.mean", expected="dtype= that has nan", got=str(dtype))
+    require(
+        dtype is None or np.dtype(dtype).kind not in "biu" or _count(a, axis),
+        "np.mean",
+        "dtype= that has nan",
+        dtype,
+        error=DtypeError,
+    )
     if where is None:
         return op.mean(as_floats(a), _plain(axis), bool(keepdims))
     flags = op.broadcast(op.cast(where, "bool"), a.shape)
@@ -143,10 +149,14 @@ def variance(
 ) -> Any:
     """Return the variance over axes: the sum of squared distances to the mean over n - ddof, or
     over 0 if that is negative, as NumPy has it."""
-    if ddof and correction is not None:
-        raise ConfigError.build("np.var", expected="ddof= or correction=", got="both")
-    if dtype is not None and np.dtype(dtype).kind in "biu":
-        raise DtypeError.build("np.var", expected="dtype= of floats", got=str(dtype))
+    require(not ddof or correction is None, "np.var", "ddof= or correction=", "both")
+    require(
+        dtype is None or np.dtype(dtype).kind not in "biu",
+        "np.var",
+        "dtype= of floats",
+        dtype,
+        error=DtypeError,
+    )
     less, a = ddof or correction or 0, as_floats(a)
     if where is not None:
         flags = op.broadcast(op.cast(where, "bool"), a.shape)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.dmath.numpy_functions.dispatch import (
     Function,
     as_dtype,
@@ -46,10 +47,13 @@ def _lines(weights: Any, shape: tuple[int, ...], axis: Any) -> Any:
     if weights.shape == shape:
         return weights
     axes = axes_of(axis, len(shape))
-    if axis is None or weights.shape != tuple(shape[i] for i in axes):
-        raise ShapeError.build(
-            "np.average", expected=f"weights of shape {shape} or of axis=", got=str(weights.shape)
-        )
+    require(
+        axis is not None and weights.shape == tuple(shape[i] for i in axes),
+        "np.average",
+        f"weights of shape {shape} or of axis=",
+        weights.shape,
+        error=ShapeError,
+    )
     order = tuple(np.argsort(axes).tolist())
     return op.reshape(
         op.transpose(weights, order), [n if i in axes else 1 for i, n in enumerate(shape)]
@@ -123,14 +127,16 @@ def _quantile_of(percent: bool, skips_nan: bool) -> Function:
         method: Any = "linear",
         keepdims: Any = False,
     ) -> Any:
-        if method not in METHODS:
-            raise ConfigError.build(
-                "np.quantile", expected=f"method= one of {', '.join(METHODS)}", got=repr(method)
-            )
-        if skips_nan and np.ndim(q) and not a.size:
-            raise ShapeError.build(
-                "np.nanquantile", expected="one q for an array without elements", got=str(q)
-            )
+        require(
+            method in METHODS, "np.quantile", f"method= one of {', '.join(METHODS)}", repr(method)
+        )
+        require(
+            not skips_nan or not np.ndim(q) or a.size,
+            "np.nanquantile",
+            "one q for an array without elements",
+            q,
+            error=ShapeError,
+        )
         share = np.true_divide(q, 100) if percent else np.asarray(q, np.float64)
         if method == "linear" and not percent and np.asarray(q).dtype.kind in "iub":
             # Minimum or maximum: no interpolation.
@@ -182,16 +188,19 @@ def covariance(
     dtype: Any = None,
 ) -> Any:
     """The covariances of rows (or columns) that are variables, with weights of observations."""
-    if ddof is not None and ddof != int(ddof):
-        raise ConfigError.build("np.cov", expected="ddof= an integer", got=repr(ddof))
+    require(ddof is None or ddof == int(ddof), "np.cov", "ddof= an integer", repr(ddof))
     given = [each for each in (m, y) if each is not None]
-    if any(each.ndim > 2 for each in given):
-        raise ShapeError.build("np.cov", expected="at most two axes", got="more")
+    require(
+        not any(each.ndim > 2 for each in given),
+        "np.cov",
+        "at most two axes",
+        "more",
+        error=ShapeError,
+    )
     kind = np.result_type(*[each.dtype for each in given], np.float64)
     if dtype is not None:
         kind = np.dtype(dtype)
-        if kind.kind not in "fc":
-            raise DtypeError.build("np.cov", expected="dtype= of floats", got=str(dtype))
+        require(kind.kind in "fc", "np.cov", "dtype= of floats", dtype, error=DtypeError)
     rows = [_variables(as_dtype(each, kind), rowvar) for each in given]
     x = op.concat(rows, 0) if len(rows) > 1 else rows[0]
     less = (0 if bias else 1) if ddof is None else int(ddof)
@@ -200,8 +209,7 @@ def covariance(
         centred, divisor = op.sub(x, op.mean(x, 1, True)), float(x.shape[1] - less)
         right = centred
     else:
-        if not weights.sum():
-            raise ConfigError.build("np.cov", expected="weights above 0", got="a sum of 0")
+        require(weights.sum(), "np.cov", "weights above 0", "a sum of 0")
         total, x = float(weights.sum()), as_dtype(x, np.result_type(x.dtype, np.float64))
         line = op.full((), 1, x.dtype) * weights.astype(part(x.dtype))
         centred = op.sub(x, op.div(op.sum(op.mul(x, line), 1, True), total))
@@ -254,14 +262,20 @@ def _(x: Any, y: Any = None, rowvar: Any = True, dtype: Any = None) -> Any:
 
 @handles(np.histogram, ruled=False)
 def _(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
-    if a.dtype.kind == "c" or isinstance(bins, str):
-        raise DtypeError.build(
-            "np.histogram", expected="real numbers, and bins= a number or edges", got=str(bins)
-        )
-    if weights is not None and weights.shape != a.shape:
-        raise ShapeError.build(
-            "np.histogram", expected=f"weights of shape {a.shape}", got=str(weights.shape)
-        )
+    require(
+        a.dtype.kind != "c" and not isinstance(bins, str),
+        "np.histogram",
+        "real numbers, and bins= a number or edges",
+        bins,
+        error=DtypeError,
+    )
+    require(
+        weights is None or weights.shape == a.shape,
+        "np.histogram",
+        f"weights of shape {a.shape}",
+        weights.shape,
+        error=ShapeError,
+    )
     a = op.cast(a, "uint8") if a.dtype.kind == "b" else a
     ends = np.zeros(0, a.dtype)
     if a.size and range is None and np.ndim(bins) == 0:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError, DataError
 from caldera.onnx.library import STRING
@@ -81,8 +82,9 @@ def loop(
     collected: list[list[Value]] = [[] for _ in body.outputs[1 + len(values) :]]
     turn = 0
     while turn < most and _truth(condition):
-        if turn == MOST_TURNS:
-            raise DataError.build("onnx Loop", expected=f"at most {MOST_TURNS} turns", got="more")
+        require(
+            turn != MOST_TURNS, "onnx Loop", f"at most {MOST_TURNS} turns", "more", error=DataError
+        )
         given = np.array(turn), np.array(True) if condition is None else condition
         condition, *results = scope.run(body, [*given, *values])
         values = results[: len(values)]
@@ -262,8 +264,7 @@ def optional_has_element(value: Value = None) -> np.ndarray:
 @operator("OptionalGetElement", foreign=True)
 def optional_get_element(value: Value = None) -> Value:
     """Return the value of an optional; raise an error if it is missing."""
-    if value is None:
-        raise DataError.build("onnx OptionalGetElement", expected="an element", got="none")
+    require(value is not None, "onnx OptionalGetElement", "an element", error=DataError)
     return value
 
 

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import DType, bool_, float32
 from caldera.errors import DtypeError
@@ -91,10 +92,13 @@ def _power_of_two(array: np.ndarray, saturate: bool, round_mode: str) -> np.ndar
 def bit_cast(x: np.ndarray, *, to: int) -> np.ndarray:
     """Return the same bits read as another dtype of the same width."""
     dtype = dtype_of(to)
-    if dtype.itemsize != x.dtype.itemsize:
-        raise DtypeError.build(
-            "onnx BitCast", expected=f"a dtype as wide as {x.dtype.name}", got=dtype.name
-        )
+    require(
+        dtype.itemsize == x.dtype.itemsize,
+        "onnx BitCast",
+        f"a dtype as wide as {x.dtype.name}",
+        dtype.name,
+        error=DtypeError,
+    )
     return np.ascontiguousarray(x).view(dtype).reshape(x.shape)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, lift
 from caldera.core.graph.program import substitute
 from caldera.errors import ConfigError
@@ -110,10 +111,7 @@ def tree_ensemble(
     post_transform: int = 0,
 ) -> np.ndarray:
     """Return the leaves that each sample reaches, summed up for each target."""
-    if post_transform:
-        raise ConfigError.build(
-            "onnx TreeEnsemble", expected="post_transform NONE", got=f"{post_transform}"
-        )
+    require(not post_transform, "onnx TreeEnsemble", "post_transform NONE", post_transform)
     members = _member_sets(nodes_modes, membership_values)
     missing = nodes_missing_value_tracks_true or (0,) * len(nodes_featureids)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
@@ -179,8 +180,12 @@ def center_crop_pad(x: Value, shape: Value, *, axes: tuple[int, ...] | None = No
 def upsample(x: Value, scales: Value, *, mode: str = "nearest") -> Expr:
     """Return elements repeated; only whole factors (it was replaced by Resize)."""
     factors = numbers(scales, "scales")
-    if mode != "nearest" or any(each != int(each) for each in factors):
-        raise ConfigError.build("onnx Upsample", expected="nearest, by whole factors", got=mode)
+    require(
+        mode == "nearest" and not any(each != int(each) for each in factors),
+        "onnx Upsample",
+        "nearest, by whole factors",
+        mode,
+    )
     for axis, factor in enumerate(factors):
         x = op.repeat(x, int(factor), axis)
     return x
@@ -328,8 +333,9 @@ def scatter_nd(x: Value, indices: Value, updates: Value, *, reduction: str = "no
 def _scattered(rows: Value, places: np.ndarray, parts: Value, reduction: str) -> Expr:
     """Rows changed at places that are known: one read for each time that a place is named."""
     combine = {"add": op.add, "mul": op.mul, "max": op.maximum, "min": op.minimum}.get(reduction)
-    if combine is None and reduction != "none":
-        raise ConfigError.build("onnx scatter", expected="a reduction", got=repr(reduction))
+    require(
+        combine is not None or reduction == "none", "onnx scatter", "a reduction", repr(reduction)
+    )
     order = np.argsort(places, kind="stable")
     turn = np.empty(len(places), np.int64)
     named = places[order]

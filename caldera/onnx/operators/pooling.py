@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import float32, is_float
-from caldera.errors import ConfigError
 from caldera.onnx.operators.registry import Value, check_size, integers, operator
 
 Sizes = tuple[int, ...]
@@ -89,8 +89,7 @@ def _explicit(
 def _automatic(n: int, reach: int, stride: int, how: str) -> tuple[int, int, int, int]:
     if how == "VALID":
         return 0, 0, 0, (n - reach) // stride + 1
-    if how not in ("SAME_UPPER", "SAME_LOWER"):
-        raise ConfigError.build("onnx", expected="a way to pad that is known", got=repr(how))
+    require(how in ("SAME_UPPER", "SAME_LOWER"), "onnx", "a way to pad that is known", repr(how))
     count = -(-n // stride)
     total = max((count - 1) * stride + reach - n, 0)
     before = total // 2 if how == "SAME_UPPER" else total - total // 2
@@ -305,6 +304,10 @@ def max_unpool(
     if output_shape is None:
         return image
     wanted = integers(output_shape, "a shape")
-    if any(more < have for more, have in zip(wanted, small, strict=True)):
-        raise ConfigError.build("onnx MaxUnpool", expected=f"at least {small}", got=f"{wanted}")
+    require(
+        not any(more < have for more, have in zip(wanted, small, strict=True)),
+        "onnx MaxUnpool",
+        f"at least {small}",
+        wanted,
+    )
     return op.pad(image, [(0, more - have) for more, have in zip(wanted, small, strict=True)])

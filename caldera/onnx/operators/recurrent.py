@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.errors import ConfigError
 from caldera.onnx.operators.elementwise import FORMULAS
 from caldera.onnx.operators.registry import Value, operator
 
@@ -39,8 +39,7 @@ def _activations(
     lists = {"alpha": iter(alphas), "beta": iter(betas)}
     found: list[Activation] = []
     for name in map(str.lower, names):
-        if name not in _FUNCTIONS:
-            raise ConfigError.build("onnx", expected=", ".join(_FUNCTIONS), got=repr(name))
+        require(name in _FUNCTIONS, "onnx", ", ".join(_FUNCTIONS), repr(name))
         wanted = lists.keys() & signature(_FUNCTIONS[name]).parameters.keys()
         numbers = {each: next(lists[each], None) for each in wanted}
         given = {each: number for each, number in numbers.items() if number is not None}

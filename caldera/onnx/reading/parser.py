@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.file_access import check_asked, check_shape
 from caldera.core.tensor import DType, size
 from caldera.errors import DataError
@@ -126,11 +127,15 @@ def array_of(tensor: Any, folder: Folder | None, where: str) -> np.ndarray:
     place = f"{where}, {tensor.name!r}"
     dtype = dtype_of(tensor.data_type)
     shape = tuple(int(n) for n in tensor.dims)
-    if any(n < 0 for n in shape):
-        raise DataError.build(place, expected="sizes >= 0", got=f"{shape}")
+    require(not any(n < 0 for n in shape), place, "sizes >= 0", shape, error=DataError)
     check_shape(shape, place)
-    if tensor.HasField("segment"):
-        raise DataError.build(place, expected="a whole tensor", got="a segment of a tensor")
+    require(
+        not tensor.HasField("segment"),
+        place,
+        "a whole tensor",
+        "a segment of a tensor",
+        error=DataError,
+    )
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raw = _beside(tensor, folder, place)
         _check_length(len(raw), shape, dtype, place)
@@ -147,8 +152,7 @@ def dense(sparse: Any, folder: Folder | None, where: str) -> np.ndarray:
     values = array_of(sparse.values, folder, where)
     indices = array_of(sparse.indices, folder, where)
     place = f"{where}, {sparse.values.name!r}"
-    if min(shape, default=0) < 0:
-        raise DataError.build(place, expected="sizes >= 0", got=f"{shape}")
+    require(min(shape, default=0) >= 0, place, "sizes >= 0", shape, error=DataError)
     check_shape(shape, place)
     # Here the size is a mere statement, so not any is believed.
     check_asked(size(shape) * values.dtype.itemsize, place, held=values.nbytes + indices.nbytes)
@@ -297,12 +301,13 @@ class _Reader:
             "TENSORS": lambda: tuple(self._array(each) for each in proto.tensors),
             "GRAPHS": lambda: tuple(self.graph(each) for each in proto.graphs),
         }
-        if kind not in readers:
-            raise DataError.build(
-                self.where,
-                expected="an attribute of a kind that is known",
-                got=f"{proto.name!r} of kind {kind}",
-            )
+        require(
+            kind in readers,
+            self.where,
+            "an attribute of a kind that is known",
+            f"{proto.name!r} of kind {kind}",
+            error=DataError,
+        )
         return readers[kind]()
 
     def _text(self, raw: bytes, name: str) -> str:
@@ -342,8 +347,7 @@ def read_model(path: str | os.PathLike[str]) -> OnnxModel:
     """
     file = Path(path)
     where = f"onnx {file.name}"
-    if not file.is_file():
-        raise DataError.build(where, expected="a model file", got=str(file))
+    require(file.is_file(), where, "a model file", file, error=DataError)
     refuse_exported_program(str(file), where)
     if file.stat().st_size > LARGEST_FILE:
         raise DataError.build(
@@ -363,8 +367,11 @@ def message(raw: bytes, where: str) -> Any:
     # protobuf's own error is not public in all of its versions.
     except Exception as problem:
         raise DataError.build(where, expected="a model of ONNX", got=str(problem)) from None
-    if not model.HasField("graph") or not model.opset_import:
-        raise DataError.build(
-            where, expected="a model of ONNX", got="a message without graph or operator versions"
-        )
+    require(
+        model.HasField("graph") and model.opset_import,
+        where,
+        "a model of ONNX",
+        "a message without graph or operator versions",
+        error=DataError,
+    )
     return model

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.arguments import within
+from caldera.base.arguments import require, within
 from caldera.base.file_cache import write_file
 from caldera.base.registry import optional_import
 from caldera.compiler.lazy import Expr, compile
@@ -195,10 +195,12 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
     ['1-Dense/weight', '1-Dense/bias']
     """
     target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        raise ConfigError.build(
-            "onnx export", expected="a file in a folder that exists", got=repr(str(target))
-        )
+    require(
+        not target.is_dir() and target.parent.is_dir(),
+        "onnx export",
+        "a file in a folder that exists",
+        repr(str(target)),
+    )
     if batch_size is not None:
         within("onnx.export", "batch_size", batch_size, 1, 2**16)  # it is tried with that many
     model.check_exportable("onnx export")

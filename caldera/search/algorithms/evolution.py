@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera import op, optim
+from caldera.base.arguments import require
 from caldera.compiler.lazy import compile
 from caldera.core.tensor import constant
 from caldera.errors import ConfigError
@@ -146,8 +147,7 @@ class PBT(Method):
     ) -> None:
         self.population = whole_number(population, "population", 2, "PBT")
         self.interval = whole_number(interval, "interval", 1, "PBT")
-        if not 0 < quantile <= 0.5:
-            raise ConfigError.build("PBT", expected="quantile= up to 0.5", got=repr(quantile))
+        require(0 < quantile <= 0.5, "PBT", "quantile= up to 0.5", repr(quantile))
         self.quantile, self.resample = quantile, resample
         self.explore = explore
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.comm import world
 from caldera.comm.mpi_library import in_pool
 from caldera.comm.places import cluster_hint, is_cluster, place_of
@@ -67,13 +68,13 @@ def run_trials(
     """
     kind, count = parse_workers(workers)
     ranks = world()
-    if ranks.size > 1 and kind == "cluster":
-        raise ConfigError.build(
-            "search",
-            expected="workers on ranks or on a cluster",
-            got=f"{ranks.size} ranks and {workers!r}",
-            hint="start the program as one process to use the cluster",
-        )
+    require(
+        ranks.size <= 1 or kind != "cluster",
+        "search",
+        "workers on ranks or on a cluster",
+        f"{ranks.size} ranks and {workers!r}",
+        hint="start the program as one process to use the cluster",
+    )
     if ranks.size > 1:
         return run_on_ranks(
             ranks,
@@ -85,13 +86,13 @@ def run_trials(
             retries=retries,
             hung_after=hung_after,
         )
-    if ranks_per_trial != 1:
-        raise ConfigError.build(
-            "search",
-            expected=f"ranks for ranks_per_trial={ranks_per_trial}",
-            got="one process",
-            hint=f"start them: caldera run -n {1 + 2 * ranks_per_trial} search.py",
-        )
+    require(
+        ranks_per_trial == 1,
+        "search",
+        f"ranks for ranks_per_trial={ranks_per_trial}",
+        "one process",
+        hint=f"start them: caldera run -n {1 + 2 * ranks_per_trial} search.py",
+    )
     assert scheduler is not None
     if kind == "here":
         run_here(scheduler, job)

@@ -16,12 +16,12 @@ import socket
 import sys
 import threading
 
+from caldera.base.arguments import require
 from caldera.base.config import settings
 from caldera.base.launchers import WORKER
 from caldera.comm.places.local import ForkPlace
 from caldera.core.memory import device
 from caldera.core.memory.gpus import card_count
-from caldera.errors import ConfigError
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.search.job import SearchJob
 from caldera.search.workers.dispatcher import PoolMember, WorkerPool
@@ -103,20 +103,20 @@ class ProcessWorkers(PlaceWorkers):
 
 def _check_fork() -> None:
     hint = "use threads, as in workers='threads:4', or start ranks: caldera run -n 5 search.py"
-    if not hasattr(os, "fork"):
-        raise ConfigError.build(
-            "search workers",
-            expected="a system that can fork for processes",
-            got=sys.platform,
-            hint=hint,
-        )
-    if card_count.cache_info().currsize and card_count():
-        raise ConfigError.build(
-            "search workers",
-            expected="no GPU in use before processes are forked",
-            got="a GPU that this process has opened",
-            hint=hint,
-        )
+    require(
+        hasattr(os, "fork"),
+        "search workers",
+        "a system that can fork for processes",
+        sys.platform,
+        hint=hint,
+    )
+    require(
+        not card_count.cache_info().currsize or not card_count(),
+        "search workers",
+        "no GPU in use before processes are forked",
+        "a GPU that this process has opened",
+        hint=hint,
+    )
 
 
 class ThreadWorkers(WorkerPool):

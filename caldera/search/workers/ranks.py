@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.base.plain_data import decoded, encoded
 from caldera.comm import Communicator
 from caldera.comm.hosts import host_names
@@ -215,13 +216,13 @@ def groups_of(ranks: int, ranks_per_trial: int) -> list[range]:
     >>> groups_of(6, 2)
     [range(1, 3), range(3, 5)]
     """
-    if not 1 <= ranks_per_trial < ranks:
-        raise ConfigError.build(
-            "search",
-            expected=f"ranks_per_trial from 1 to {ranks - 1}, since one rank is master",
-            got=f"{ranks_per_trial} with {ranks} ranks",
-            hint=f"start more: caldera run -n {1 + 2 * ranks_per_trial} for two parallel trials",
-        )
+    require(
+        1 <= ranks_per_trial < ranks,
+        "search",
+        f"ranks_per_trial from 1 to {ranks - 1}, since one rank is master",
+        f"{ranks_per_trial} with {ranks} ranks",
+        hint=f"start more: caldera run -n {1 + 2 * ranks_per_trial} for two parallel trials",
+    )
     last = ranks - ranks_per_trial
     return [range(first, first + ranks_per_trial) for first in range(1, last + 1, ranks_per_trial)]
 

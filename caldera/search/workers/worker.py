@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from caldera.base.arguments import require
 from caldera.base.plain_data import encoded
 from caldera.errors import CommError
 from caldera.search.job import SearchJob
@@ -88,10 +89,13 @@ class MessageStream:
         # Not for every piece of a message that is still coming: a long one has many.
         if b"\n" in piece:
             *lines, self._unread = self._unread.split(b"\n")
-        if len(self._unread) > LONGEST:
-            raise CommError.build(
-                "a search's worker", expected=f"messages of at most {LONGEST} bytes", got="a longer"
-            )
+        require(
+            len(self._unread) <= LONGEST,
+            "a search's worker",
+            f"messages of at most {LONGEST} bytes",
+            "a longer",
+            error=CommError,
+        )
         return [_message(line) for line in lines]
 
     def close(self) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from caldera.base.arguments import require
 from caldera.base.formatting import seconds_text
 from caldera.draw.axis import axis_of, whole_axis
 from caldera.draw.line_chart import Line, LineChart, inline
 from caldera.draw.page import Safe, card, document, section, table, tag
 from caldera.draw.svg import CATEGORICAL
-from caldera.errors import ConfigError
 from caldera.train.report.run import shown_setting
 from caldera.train.tracking.history import History, shown_number
 from caldera.train.tracking.run_folder import RunFolder
@@ -33,8 +33,7 @@ class _Run:
 
 def compare_page(runs: Sequence[RunFolder]) -> str:
     """Return the HTML page that compares several runs, without new computations."""
-    if not len(runs):
-        raise ConfigError.build("compare_page", expected="at least one run", got="none")
+    require(len(runs), "compare_page", "at least one run")
     labels = _labels([run.path for run in runs])
     read = [
         _Run(label, CATEGORICAL[place % len(CATEGORICAL)], run.record(), run.history())
