@@ -106,12 +106,13 @@ def beam_search(
     ['a']
     """
     found = _frames(logits, "beam_search")
-    if found.shape[-1] != len(alphabet):
-        raise ShapeError.build(
-            "audio.beam_search",
-            expected=f"an alphabet of {found.shape[-1]}, one for each class",
-            got=f"{len(alphabet)}",
-        )
+    require(
+        found.shape[-1] == len(alphabet),
+        "audio.beam_search",
+        f"an alphabet of {found.shape[-1]}, one for each class",
+        f"{len(alphabet)}",
+        error=ShapeError,
+    )
     require(width >= 1, "audio.beam_search", "width >= 1", width)
     below = found - found.max(-1, keepdims=True)
     logarithms = below - np.log(np.exp(below).sum(-1, keepdims=True))

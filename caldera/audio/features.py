@@ -34,13 +34,14 @@ def frame_signal(x: Any, length: int, hop: int) -> Expr:
     [[0.0, 1.0, 2.0], [2.0, 3.0, 4.0]]
     """
     x = _samples(x, "frame_signal")
-    if min(length, hop) < 1 or x.shape[-1] < length:
-        raise ShapeError.build(
-            "audio.frame_signal",
-            expected=f"at least {length} samples, and a hop >= 1",
-            got=f"samples of shape {tuple(x.shape)} and hop={hop}",
-            hint="make the signal longer with op.pad",
-        )
+    require(
+        min(length, hop) >= 1 and x.shape[-1] >= length,
+        "audio.frame_signal",
+        f"at least {length} samples, and a hop >= 1",
+        f"samples of shape {tuple(x.shape)} and hop={hop}",
+        hint="make the signal longer with op.pad",
+        error=ShapeError,
+    )
     count = 1 + (x.shape[-1] - length) // hop
     places = np.arange(count)[:, None] * hop + np.arange(length)
     return op.gather(x, places, axis=-1)

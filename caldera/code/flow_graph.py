@@ -15,7 +15,7 @@ import numpy as np
 from caldera.base.arguments import require
 from caldera.code.llvm_ir import Function, Statement, checked_functions
 from caldera.core.tensor.dtype import array_of
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 from caldera.op.arguments import as_count
 
 Edge = tuple[int, int]
@@ -81,10 +81,12 @@ def context_pairs(
     context = as_count(context, "context", "code.context_pairs")
     require(0 < share <= 1, "code.context_pairs", "share= above 0, at most 1", repr(share))
     count = as_count(count, "count", "code.context_pairs", least=0)
-    if count > MOST_STATEMENTS:
-        raise ConfigError.build(
-            "code.context_pairs", expected=f"count= at most {MOST_STATEMENTS}", got=repr(count)
-        )
+    require(
+        count <= MOST_STATEMENTS,
+        "code.context_pairs",
+        f"count= at most {MOST_STATEMENTS}",
+        repr(count),
+    )
     given = array_of(edges, "code.context_pairs")
     given = np.zeros((0, 2), np.int64) if given.size == 0 else given
     fits = given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu"

@@ -39,7 +39,7 @@ from caldera.core.graph.ops import (
 from caldera.core.graph.ops.activation import softplus
 from caldera.core.graph.ops.indexing import gather, scatter_add
 from caldera.core.tensor.dtype import array_of, int64, is_float, is_integer
-from caldera.errors import ConfigError, DataError, NonFiniteError
+from caldera.errors import DataError, NonFiniteError
 from caldera.kernels.reference.arrays import check_range
 from caldera.kernels.reference.evaluation import reference
 from caldera.op.arguments import as_count
@@ -252,10 +252,12 @@ class SkipGram:
             )
         self.width = as_count(width, "width", "nn.SkipGram")
         self.negatives = as_count(negatives, "negatives", "nn.SkipGram")
-        if self.negatives > _MOST_NEGATIVES:
-            raise ConfigError.build(
-                "nn.SkipGram", expected=f"at most {_MOST_NEGATIVES} negatives", got=repr(negatives)
-            )
+        require(
+            self.negatives <= _MOST_NEGATIVES,
+            "nn.SkipGram",
+            f"at most {_MOST_NEGATIVES} negatives",
+            repr(negatives),
+        )
         require(sample >= 0, "nn.SkipGram", "sample= a number of at least 0", repr(sample))
         self.sample, self.epoch = float(sample), 0
         self.seed = as_count(seed, "seed", "nn.SkipGram", least=0)

@@ -209,11 +209,12 @@ def _lengths(axes: dict[str, int], ranks: int) -> dict[str, int]:
     given = math.prod(length for length in axes.values() if length != -1)
     if len(open_axes) == 1 and given > 0 and ranks % given == 0:
         axes[open_axes[0]] = ranks // given
-    if not axes or min(axes.values()) < 1 or math.prod(axes.values()) != ranks:
-        raise CommError.build(
-            "mesh",
-            expected=f"axes whose lengths multiply to {ranks} ranks",
-            got=str(axes),
-            hint="at most one axis may have length -1",
-        )
+    require(
+        axes and min(axes.values()) >= 1 and math.prod(axes.values()) == ranks,
+        "mesh",
+        f"axes whose lengths multiply to {ranks} ranks",
+        axes,
+        hint="at most one axis may have length -1",
+        error=CommError,
+    )
     return axes

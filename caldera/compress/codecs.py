@@ -206,10 +206,13 @@ class LosslessCodec(Codec):
         else:
             places, kept = unpack_indices(body, count)
         wanted = count if form == _PLAIN else places.size
-        if kept.size != wanted * dtype.itemsize or form > _REPEATED:
-            raise DataError.build(
-                "a packed message", expected=f"{wanted} values", got=f"{kept.size} bytes"
-            )
+        require(
+            kept.size == wanted * dtype.itemsize and form <= _REPEATED,
+            "a packed message",
+            f"{wanted} values",
+            f"{kept.size} bytes",
+            error=DataError,
+        )
         values = kept.copy().view(dtype)
         if form == _PLAIN:
             return values

@@ -18,7 +18,6 @@ from caldera.comm import Communicator
 from caldera.compress.compressor import Compressor, CompressorOptions, RandomStream, compressors
 from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.philox import normal, random_bits
-from caldera.errors import ConfigError
 
 _BLOCK_BYTES = 1 << 17
 """Bytes of the rows that PowerSGD processes at a time, so that they stay in the cache."""
@@ -45,8 +44,7 @@ class PowerSGD(Compressor):
 
     def __init__(self, rank: int = 4, **options: Unpack[CompressorOptions]) -> None:
         super().__init__(**options)
-        if rank < 1:
-            raise ConfigError.build("PowerSGD", expected="a rank >= 1", got=repr(rank))
+        require(rank >= 1, "PowerSGD", "a rank >= 1", repr(rank))
         self.rank = rank
 
     def _exchange(

@@ -26,7 +26,7 @@ from math import log2
 
 import numpy as np
 
-from caldera.base.arguments import refusal, within
+from caldera.base.arguments import refusal, require, within
 from caldera.base.registry import Registry
 from caldera.comm import Communicator
 from caldera.comm.autotune import Link, link_for_choices
@@ -156,13 +156,14 @@ class SparseVector:
         for name in ("places", "values"):
             if not isinstance(getattr(self, name), np.ndarray):
                 raise refusal("SparseVector", name, "an array", getattr(self, name))
-        if self.length > LONGEST or self.places.shape != self.values.shape:
-            raise ShapeError.build(
-                "SparseVector",
-                expected=f"up to {LONGEST} elements, a value for every place",
-                got=f"{self.length}, {self.places.shape} and {self.values.shape}",
-                hint="exchange fewer parameters per message",
-            )
+        require(
+            self.length <= LONGEST and self.places.shape == self.values.shape,
+            "SparseVector",
+            f"up to {LONGEST} elements, a value for every place",
+            f"{self.length}, {self.places.shape} and {self.values.shape}",
+            hint="exchange fewer parameters per message",
+            error=ShapeError,
+        )
 
     @classmethod
     def of(cls, dense: np.ndarray, begin: int = 0, length: int | None = None) -> SparseVector:

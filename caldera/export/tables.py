@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from caldera.base.arguments import require
 from caldera.core.graph import dense_strides
-from caldera.errors import ConfigError
 from caldera.export.functions import KINDS
 from caldera.export.image import FIRST_PORT, PlanImage, Port
 
@@ -101,10 +100,9 @@ def _plan_tables(plan: PlanImage, name: str, own: int) -> tuple[list[str], str]:
 
 def _port(is_output: int, port: Port) -> str:
     spec = port.spec
-    if spec.rank > MOST_AXES:
-        raise ConfigError.build(
-            f"export of {port.name}", expected=f"at most {MOST_AXES} axes", got=str(spec.rank)
-        )
+    require(
+        spec.rank <= MOST_AXES, f"export of {port.name}", f"at most {MOST_AXES} axes", spec.rank
+    )
     strides = dense_strides(spec.shape, port.order, spec.dtype.itemsize) or (0,)
     numbers = [is_output, int(port.is_reordered), spec.dtype.itemsize, spec.rank]
     row_bytes = spec.nbytes // max(spec.shape[0], 1) if spec.rank else spec.nbytes

@@ -129,8 +129,7 @@ def read_bounded(path: PathLike, most: int, where: str) -> bytes:
     )
     with opened(path, "rb", where) as file:
         size = file_size(file)
-        if size > most:
-            raise DataError.build(where, expected=f"at most {most} bytes in {path}", got=f"{size}")
+        require(size <= most, where, f"at most {most} bytes in {path}", size, error=DataError)
         return file.read(most)
 
 

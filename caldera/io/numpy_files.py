@@ -248,11 +248,12 @@ def _check_members(members: list[zipfile.ZipInfo], total: int, where: str) -> No
             error=DataError,
         )
     unpacked = sum(member.file_size for member in members)
-    if unpacked > _LARGEST_COMPRESSION * total:
-        raise DataError.build(
-            where,
-            expected=f"contents that fit into a file of {total} bytes",
-            got=f"{unpacked} bytes",
-            hint="the file is damaged or hostile",
-        )
+    require(
+        unpacked <= _LARGEST_COMPRESSION * total,
+        where,
+        f"contents that fit into a file of {total} bytes",
+        f"{unpacked} bytes",
+        hint="the file is damaged or hostile",
+        error=DataError,
+    )
     check_asked(unpacked, where, held=total)

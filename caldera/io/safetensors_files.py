@@ -220,13 +220,14 @@ def _read_header(file: IO[bytes], where: str) -> _Header:
     total = file_size(file)
     _refuse_pickle(file, where)
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    if total < _LENGTH_BYTES or not 0 < length <= min(total - _LENGTH_BYTES, _LONGEST_HEADER):
-        raise DataError.build(
-            where,
-            expected="a header that fits into the file",
-            got=f"length {length} in a file of {total} bytes",
-            hint="the file is truncated, or is no safetensors file",
-        )
+    require(
+        total >= _LENGTH_BYTES and 0 < length <= min(total - _LENGTH_BYTES, _LONGEST_HEADER),
+        where,
+        "a header that fits into the file",
+        f"length {length} in a file of {total} bytes",
+        hint="the file is truncated, or is no safetensors file",
+        error=DataError,
+    )
     try:
         raw = json.loads(file.read(length), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.errors import ShapeError
 
@@ -29,12 +30,13 @@ def gradient_penalty(function: Callable[[Expr], Expr], x: Any, *, norm: float | 
     """
     given = Expr(as_float(lift(x)))
     value = function(given)
-    if not given.ndim or not value.ndim or value.shape[0] != given.shape[0]:
-        raise ShapeError.build(
-            "gradient_penalty",
-            expected=f"a function of samples, with a first axis of {given.shape[:1]}",
-            got=f"values of shape {value.shape}",
-        )
+    require(
+        given.ndim and value.ndim and value.shape[0] == given.shape[0],
+        "gradient_penalty",
+        f"a function of samples, with a first axis of {given.shape[:1]}",
+        f"values of shape {value.shape}",
+        error=ShapeError,
+    )
     slope = op.grad(op.sum(value), given)
     squares = op.sum(op.square(slope), axis=tuple(range(1, given.ndim)))
     if norm is None:

@@ -30,8 +30,7 @@ class Budget:
     def spend(self, outputs: Sequence[Value]) -> None:
         """Refuse a call whose results are too large, or that is one too many."""
         self.calls -= 1
-        if self.calls < 0:
-            raise DataError.build("onnx", expected=f"at most {MOST_CALLS} calls", got="more")
+        require(self.calls >= 0, "onnx", f"at most {MOST_CALLS} calls", "more", error=DataError)
         for each in outputs:
             if isinstance(each, Expr):
                 check_size(each.shape, each.dtype, held=self.held)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, as_float, lift, lift_all
 from caldera.core.graph import Node, Op, describe, location
 from caldera.core.graph.ops.base import reshape
@@ -41,10 +42,7 @@ def as_count(value: Any, name: str, op: str, *, least: int = 1) -> int:
         number = least - 1 if isinstance(value, bool) else index(value)
     except TypeError:
         number = least - 1
-    if number < least:
-        raise ConfigError.build(
-            location(op), expected=f"{name}= an integer >= {least}", got=repr(value)
-        )
+    require(number >= least, location(op), f"{name}= an integer >= {least}", repr(value))
     return number
 
 

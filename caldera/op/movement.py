@@ -147,10 +147,13 @@ def squeeze(x: Any, axis: Sizes | None = None) -> Expr:
     else:
         dropped = normalise_axes(axis, len(node.shape), where)
     for each in dropped:
-        if node.shape[each] != 1:
-            raise ShapeError.build(
-                where, expected=f"axis {each} of size 1", got=str(node.shape[each])
-            )
+        require(
+            node.shape[each] == 1,
+            where,
+            f"axis {each} of size 1",
+            node.shape[each],
+            error=ShapeError,
+        )
     return Expr(base.reshape(node, base.reduced_shape(node.shape, dropped, keepdims=False)))
 
 

@@ -63,13 +63,14 @@ def conv_transpose2d(
         (length - 1) * step + gap * (window - 1) + 1 + more - sum(sides)
         for length, window, step, gap, sides, more in sizes
     )
-    if min(height, width) < 1:
-        raise ShapeError.build(
-            where,
-            expected="an output of at least one row and column",
-            got=f"{height} x {width}",
-            hint="use less padding, or a larger kernel or stride",
-        )
+    require(
+        min(height, width) >= 1,
+        where,
+        "an output of at least one row and column",
+        f"{height} x {width}",
+        hint="use less padding, or a larger kernel or stride",
+        error=ShapeError,
+    )
     result = product.conv2d_input(
         image,
         kernel,
@@ -232,13 +233,14 @@ def _added_along_depth(
     reach = gap * (parts.shape[0] - 1)
     length = depth * stride + reach + extra
     kept = (depth - 1) * stride + reach + 1 + extra - sum(widths)
-    if kept < 1:
-        raise ShapeError.build(
-            where,
-            expected="an output of at least one layer",
-            got=str(kept),
-            hint="use less padding",
-        )
+    require(
+        kept >= 1,
+        where,
+        "an output of at least one layer",
+        kept,
+        hint="use less padding",
+        error=ShapeError,
+    )
     total: Node | None = None
     for layer in range(parts.shape[0]):
         volume = reshape(

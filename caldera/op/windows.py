@@ -276,12 +276,10 @@ def interpolate(
         factors = [as_number(each, "scale", "interpolate", above=0) for each in given]
         wanted = tuple(math.floor(n * by) for n, by in zip(lengths, factors, strict=True))
         steps = tuple(1 / by for by in factors)
-        if min(wanted) < 1:
-            raise ShapeError.build(
-                where, expected="a result of at least one element", got=f"{wanted}"
-            )
-    if max(wanted) > LARGEST:
-        raise ShapeError.build(where, expected=f"sides of at most {LARGEST}", got=f"{wanted}")
+        require(
+            min(wanted) >= 1, where, "a result of at least one element", wanted, error=ShapeError
+        )
+    require(max(wanted) <= LARGEST, where, f"sides of at most {LARGEST}", wanted, error=ShapeError)
     for axis, (new, step) in enumerate(zip(wanted, steps, strict=True), start=2):
         # As in PyTorch for images, a scale that keeps a length moves no element ("bicubic" does).
         if new == node.shape[axis] and (step == 1 or mode != "bicubic"):

@@ -217,8 +217,7 @@ class Integer(_NumberRange):
                 expected="low= at least 1 and no step with log=True",
                 got=f"low={self.low}, step={self.step}",
             )
-        if self.step < 1:
-            raise ConfigError.build("integer", expected="step= at least 1", got=repr(self.step))
+        require(self.step >= 1, "integer", "step= at least 1", repr(self.step))
         object.__setattr__(self, "high", self.at(self.steps))
 
     @property

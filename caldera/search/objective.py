@@ -54,14 +54,18 @@ class Objective(ABC):
     def __post_init__(self) -> None:
         for name in ("seeds", "folds"):
             count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ConfigError.build(
-                    "objective", expected=f"{name}= at least 1", got=repr(count)
-                )
-        if self.seeds > 1 and self.folds > 1:
-            raise ConfigError.build(
-                "objective", expected="a mean over seeds or over folds", got="both"
+            require(
+                not isinstance(count, bool) and isinstance(count, int) and count >= 1,
+                "objective",
+                f"{name}= at least 1",
+                repr(count),
             )
+        require(
+            self.seeds <= 1 or self.folds <= 1,
+            "objective",
+            "a mean over seeds or over folds",
+            "both",
+        )
 
     @abstractmethod
     def measure(self, row: Mapping[str, float]) -> float:

@@ -27,6 +27,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from caldera.base.arguments import require
 from caldera.base.file_cache import write_error
 from caldera.base.file_lock import file_lock, held_lock
 from caldera.base.registry import optional_import
@@ -123,10 +124,13 @@ class Journal:
 
     def _settle(self, file: BinaryIO) -> None:
         """Follow what others have written, and cut off what one that was killed left unfinished."""
-        if os.fstat(file.fileno()).st_size > _MOST_BYTES:
-            raise DataError.build(
-                str(self.path), expected="a journal of a study", got="a huge file"
-            )
+        require(
+            os.fstat(file.fileno()).st_size <= _MOST_BYTES,
+            str(self.path),
+            "a journal of a study",
+            "a huge file",
+            error=DataError,
+        )
         file.seek(self._offsets[-1])
         rest = b""
         for line in file:

@@ -315,9 +315,10 @@ def exactly(values: object, dtype: DType, where: str) -> Array:
 
 def _require_range(smallest: int, largest: int, dtype: DType, where: str) -> None:
     lowest, highest = (0, 1) if dtype == bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    if smallest < lowest or largest > highest:
-        raise DtypeError.build(
-            where,
-            expected=f"integers from {lowest} to {highest} for {dtype}",
-            got=str(smallest if smallest < lowest else largest),
-        )
+    require(
+        smallest >= lowest and largest <= highest,
+        where,
+        f"integers from {lowest} to {highest} for {dtype}",
+        smallest if smallest < lowest else largest,
+        error=DtypeError,
+    )

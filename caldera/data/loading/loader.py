@@ -82,8 +82,7 @@ class Loader:
 
     @batch_size.setter
     def batch_size(self, size: int) -> None:
-        if not _is_whole(size) or size < 1:
-            raise ConfigError.build("data.Loader", expected="a batch size >= 1", got=repr(size))
+        require(_is_whole(size) and size >= 1, "data.Loader", "a batch size >= 1", repr(size))
         self._batch_size = int(size)
 
     @property

@@ -199,13 +199,14 @@ def read_idx(path: PathLike, axes: int) -> NDArray[np.uint8]:
         most = (
             stored if not contents.is_compressed else stored * _LARGEST_COMPRESSION
         ) - header_bytes
-        if wanted > most:
-            raise DataError.build(
-                where,
-                expected=f"{wanted} bytes for shape {shape}",
-                got=f"a file of {stored} bytes",
-                hint="the file is truncated or damaged",
-            )
+        require(
+            wanted <= most,
+            where,
+            f"{wanted} bytes for shape {shape}",
+            f"a file of {stored} bytes",
+            hint="the file is truncated or damaged",
+            error=DataError,
+        )
         check_asked(wanted, where, held=stored)
         check_shape(shape, where)
         array = np.empty(wanted, np.uint8)
@@ -220,13 +221,14 @@ def read_idx(path: PathLike, axes: int) -> NDArray[np.uint8]:
             )
             array[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
             filled += len(piece)
-        if filled < wanted:
-            raise DataError.build(
-                where,
-                expected=f"{wanted} bytes for shape {shape}",
-                got=str(filled),
-                hint="the file is truncated",
-            )
+        require(
+            filled >= wanted,
+            where,
+            f"{wanted} bytes for shape {shape}",
+            filled,
+            hint="the file is truncated",
+            error=DataError,
+        )
         return array.reshape(shape)
 
 

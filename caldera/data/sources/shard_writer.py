@@ -27,7 +27,7 @@ from caldera.data.sources.shards import (
     Shards,
     checksums,
 )
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 from caldera.io import save_npy
 from caldera.io.files import PathLike
 
@@ -63,10 +63,7 @@ def write_shards(
     require(
         not any(place.iterdir()), "data.write_shards", "an empty folder", place, error=DataError
     )
-    if shard_bytes < 1:
-        raise ConfigError.build(
-            "data.write_shards", expected="shard_bytes >= 1", got=str(shard_bytes)
-        )
+    require(shard_bytes >= 1, "data.write_shards", "shard_bytes >= 1", shard_bytes)
     names = tuple(class_names)
     source = as_data(samples)
     if isinstance(source, Files) and not names:

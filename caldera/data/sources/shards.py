@@ -34,7 +34,7 @@ from caldera.base.plain_data import is_sealed
 from caldera.core.tensor.dtype import DType, canonical
 from caldera.data.random_draws import block_permutation
 from caldera.data.sources.base import SCALE, Array, Arrays, RawData, checked_scale, scaled
-from caldera.errors import CalderaError, ConfigError, DataError, IndexingError
+from caldera.errors import CalderaError, DataError, IndexingError
 from caldera.io import map_npy
 from caldera.io.files import PathLike, bytes_of, opened
 
@@ -84,8 +84,7 @@ class Shards(RawData):
     def __init__(self, folder: PathLike, *, block: int = 1, scale: float | None = SCALE) -> None:
         self._folder = Path(folder).expanduser()
         self._where = f"data.Shards {self._folder.name}"
-        if block < 1:
-            raise ConfigError.build("data.Shards", expected="a block >= 1", got=str(block))
+        require(block >= 1, "data.Shards", "a block >= 1", block)
         self._block = block
         self.scale = checked_scale(scale, "data.Shards")
         index = _read_index(self._folder / INDEX, self._where)

@@ -155,10 +155,13 @@ class Decode(Transform):
         check_decoding("data.Decode", self.size, self.channels)
 
     def __call__(self, x: Array, draw: Draw) -> NDArray[np.uint8]:
-        if x.dtype != object:
-            raise DataError.build(
-                "data.Decode", expected="encoded images", got=f"arrays of {x.dtype} {x.shape[1:]}"
-            )
+        require(
+            x.dtype == object,
+            "data.Decode",
+            "encoded images",
+            f"arrays of {x.dtype} {x.shape[1:]}",
+            error=DataError,
+        )
         decode = Decoder(self.channels, "data.Decode")
         size = decode.size(x[0]) if self.size is None else ImageSize(*self.size)
         images = np.empty((len(x), self.channels, *size), np.uint8)

@@ -24,7 +24,7 @@ from caldera.core.tensor.dtype import int64, is_float, uint8
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import Array
 from caldera.data.transforms.stage import Transform
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ShapeError
 
 Size: TypeAlias = int | tuple[int, int]
 
@@ -103,12 +103,12 @@ class Crop(Transform):
     padding: int = 0
 
     def __post_init__(self) -> None:
-        if min(pair("data.Crop", self.size)) < 1 or self.padding < 0:
-            raise ConfigError.build(
-                "data.Crop",
-                expected="a size of at least 1 and a padding of at least 0",
-                got=f"{self.size} and {self.padding}",
-            )
+        require(
+            min(pair("data.Crop", self.size)) >= 1 and self.padding >= 0,
+            "data.Crop",
+            "a size of at least 1 and a padding of at least 0",
+            f"{self.size} and {self.padding}",
+        )
 
     def _places(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the number of positions of the window, in height and width."""

@@ -191,12 +191,12 @@ class OneHot(BatchStage):
     smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.classes < 1 or not 0 <= self.smoothing < 1:
-            raise ConfigError.build(
-                "data.OneHot",
-                expected="at least 1 class and 0 <= smoothing < 1",
-                got=f"{self.classes} and {self.smoothing}",
-            )
+        require(
+            self.classes >= 1 and 0 <= self.smoothing < 1,
+            "data.OneHot",
+            "at least 1 class and 0 <= smoothing < 1",
+            f"{self.classes} and {self.smoothing}",
+        )
 
     def apply(self, arrays: Arrays, draw: Draw) -> Arrays:
         labels = self._labels(arrays)

@@ -90,8 +90,13 @@ def _roll(a: Any, shift: Any, axis: Any = None) -> Any:
 
 def _tile(A: Any, reps: Any) -> Any:
     counts = tuple(int(n) for n in (reps if np.ndim(reps) else (reps,)))
-    if min(counts, default=0) < 0:
-        raise ShapeError.build("np.tile", expected="reps= that are not negative", got=str(reps))
+    require(
+        min(counts, default=0) >= 0,
+        "np.tile",
+        "reps= that are not negative",
+        reps,
+        error=ShapeError,
+    )
     return op.tile(op.reshape(A, (1,) * (len(counts) - A.ndim) + A.shape), counts)
 
 
@@ -277,8 +282,7 @@ def _(a: Any, repeats: Any, axis: Any = None) -> Any:
     counts = np.asarray(repeats)
     if counts.ndim == 0 or counts.size == 1:
         count = int(counts.reshape(()))
-        if count < 0:
-            raise ShapeError.build("np.repeat", expected="repeats >= 0", got=str(count))
+        require(count >= 0, "np.repeat", "repeats >= 0", count, error=ShapeError)
         return op.repeat(a, count, where)
     return op.gather(a, np.repeat(np.arange(a.shape[where]), counts), where)
 

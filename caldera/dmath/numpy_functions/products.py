@@ -162,10 +162,13 @@ def _cross(
     if axis is not None:
         axisa = axisb = axisc = axis
     a, b = op.moveaxis(a, index(axisa), -1), op.moveaxis(b, index(axisb), -1)
-    if a.shape[-1] != 3 or b.shape[-1] != 3:
-        raise ShapeError.build(
-            "np.cross", expected="three components", got=f"{a.shape[-1]} and {b.shape[-1]}"
-        )
+    require(
+        a.shape[-1] == 3 and b.shape[-1] == 3,
+        "np.cross",
+        "three components",
+        f"{a.shape[-1]} and {b.shape[-1]}",
+        error=ShapeError,
+    )
     (a0, a1, a2), (b0, b1, b2) = ([x[..., i] for i in range(3)] for x in (a, b))
     parts = [a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0]
     return op.moveaxis(op.stack(parts, -1), -1, index(axisc))

@@ -249,10 +249,13 @@ class _Reader:
 
     def graph(self, proto: Any) -> ModelGraph:
         self.depth += 1
-        if self.depth > _DEEPEST:
-            raise DataError.build(
-                self.where, expected=f"at most {_DEEPEST} graphs inside each other", got="more"
-            )
+        require(
+            self.depth <= _DEEPEST,
+            self.where,
+            f"at most {_DEEPEST} graphs inside each other",
+            "more",
+            error=DataError,
+        )
         sparse = {each.values.name: self._dense(each) for each in proto.sparse_initializer}
         found = ModelGraph(
             proto.name,

@@ -231,13 +231,13 @@ def to_proto(model: Model, batch_size: int | None = None) -> Any:
         write.nodes.append(helper.make_node("Identity", [write.name(pair)], [own], name=own))
         outputs.append(write.declared(own, pair))
     held = sum(array.nbytes for array in write.arrays.values())
-    if held > LARGEST_FILE:
-        raise ConfigError.build(
-            "onnx export",
-            expected=f"at most {LARGEST_FILE} bytes of arrays",
-            got=f"{held}",
-            hint="one file of ONNX cannot be larger",
-        )
+    require(
+        held <= LARGEST_FILE,
+        "onnx export",
+        f"at most {LARGEST_FILE} bytes of arrays",
+        held,
+        hint="one file of ONNX cannot be larger",
+    )
     graph = helper.make_graph(
         write.nodes,
         model.name or type(model).__name__,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from caldera.base.arguments import require
 from caldera.base.config import settings
 from caldera.base.plain_data import decoded
 from caldera.errors import CommError
@@ -317,15 +318,16 @@ class Dispatcher:
         # Ranks that only hung may come again.
         silence = SILENT_STALLS * settings.stall_s
         all_lost = bool(silence) and now - self._all_lost_since > silence
-        if all_lost or failed > FAILED_STARTS * size:
-            raise CommError.build(
-                "search",
-                expected="a worker that lives",
-                got="none"
-                if all_lost
-                else f"{failed} that died before they ran anything, the last since {self._lost_by}",
-                hint="start the study again to continue it; workers=1 shows the output of a trial",
-            )
+        require(
+            not all_lost and failed <= FAILED_STARTS * size,
+            "search",
+            "a worker that lives",
+            "none"
+            if all_lost
+            else f"{failed} that died before they ran anything, the last since {self._lost_by}",
+            hint="start the study again to continue it; workers=1 shows the output of a trial",
+            error=CommError,
+        )
 
     def _drop_hung(self) -> None:
         now, silence = time.monotonic(), SILENT_STALLS * settings.stall_s

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from xml.etree import ElementTree
 
+from caldera.base.arguments import require
 from caldera.base.formatting import bytes_text, flops_text, percent_text, seconds_text
 from caldera.draw.axis import axis_of, whole_axis
 from caldera.draw.line_chart import Line, LineChart, inline
@@ -287,10 +288,13 @@ def trusted(picture: str) -> str:
 
 
 def _children(parent: ElementTree.Element, depth: int) -> list[str]:
-    if depth > _DEEPEST:
-        raise DataError.build(
-            "graph.svg", expected=f"at most {_DEEPEST} elements inside each other", got="more"
-        )
+    require(
+        depth <= _DEEPEST,
+        "graph.svg",
+        f"at most {_DEEPEST} elements inside each other",
+        "more",
+        error=DataError,
+    )
     found = [safe(parent.text)] if parent.text and parent.text.strip() else []
     for child in parent:
         name = str(child.tag).removeprefix(_SPACE)
