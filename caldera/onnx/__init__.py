@@ -3,7 +3,7 @@
     cd.onnx.export(model, "model.onnx")
     model = cd.onnx.load("model.onnx")
 
-`Backend` is the interface through which ONNX's own tests run; `python -m caldera.onnx.score` runs
+`Backend` is the interface through which ONNX's own tests run; `python -m tools.onnx_score` runs
 them. Needs `pip install 'caldera[onnx]'`.
 """
 

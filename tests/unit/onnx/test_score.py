@@ -1,4 +1,4 @@
-"""ONNX's own tests. Compiling all of them takes a minute: `python -m caldera.onnx.score`."""
+"""ONNX's own tests. Compiling all of them takes a minute: `python -m tools.onnx_score`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 from onnx.reference.ops import op_pool_common
 
-from caldera.onnx import score
+from tools import onnx_score as score
 
 EVERY = 20
 _pool = op_pool_common.pool
