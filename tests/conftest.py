@@ -33,7 +33,7 @@ import pytest  # noqa: E402
 from hypothesis.internal.conjecture import providers  # noqa: E402
 
 import caldera as cd  # noqa: E402
-from caldera import nn  # noqa: E402
+from caldera import dmath, nn  # noqa: E402
 from caldera.bench import worker_process  # noqa: E402
 from caldera.bench.worker_process import worker_environment  # noqa: E402
 from caldera.kernels.native.codegen import program  # noqa: E402
@@ -94,6 +94,18 @@ def _young_heap() -> None:
     thousands of times, it looks at what this file has made."""
     gc.collect()
     gc.freeze()
+
+
+def _disconnected() -> Iterator[None]:
+    """Begin and end without a session of distributed arrays."""
+    dmath.disconnect()
+    yield
+    dmath.disconnect()
+
+
+no_session = pytest.fixture(_disconnected)
+# Files run in any order: none may find the session of another.
+_no_session_between_files = pytest.fixture(scope="module", autouse=True)(_disconnected)
 
 
 @pytest.fixture(autouse=True)

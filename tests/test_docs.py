@@ -15,14 +15,13 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from caldera import dmath, optim, search
+from caldera import optim, search
 from caldera.cli import main
 from caldera.compiler.lazy import forget_plans
 from caldera.nn import losses
@@ -61,15 +60,7 @@ def _own_names(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(family, "_entries", dict(family._entries))
 
 
-@pytest.fixture
-def _no_session() -> Iterator[None]:
-    """A page begins and ends without a session of distributed arrays."""
-    dmath.disconnect()
-    yield
-    dmath.disconnect()
-
-
-@pytest.mark.usefixtures("own_layers", "_own_names", "_no_session")
+@pytest.mark.usefixtures("own_layers", "_own_names", "no_session")
 @pytest.mark.parametrize("page", WRITTEN)
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

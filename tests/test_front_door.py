@@ -147,6 +147,7 @@ def test_every_module_can_be_imported() -> None:
         importlib.import_module(name)
 
 
+@pytest.mark.usefixtures("no_session")
 @pytest.mark.parametrize("name", [name for name in MODULES if _has_examples(name)])
 def test_examples_in_docstrings_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
