@@ -230,6 +230,11 @@ def _rows() -> Iterator[tuple[str, list[Expr]]]:
     for words, additions, width in sizes:
         table, places = _input(words, width), _input(additions, dtype="int64")
         yield "embedding", _with_gradients(lambda t, p=places: op.gather(t, p, axis=0), table)
+    words, contexts = (np.arange(count) % 5000 for count in (512, 512 * 6))
+    yield (
+        "word vectors",
+        [*op.skip_gram(_input(2, 5000, 128), words, contexts.reshape(512, 6), 0.1)],
+    )
     for shape in ((128, 1000), (16384, 64)):
         x, places = _input(*shape), _input(shape[0], 8, dtype="int64")
         picked = _with_gradients(lambda t, p=places: op.take_along_axis(t, p, axis=1), x)

@@ -273,7 +273,7 @@ def _(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: A
         weights is None or weights.shape == a.shape,
         "np.histogram",
         f"weights of shape {a.shape}",
-        weights.shape,
+        getattr(weights, "shape", weights),
         error=ShapeError,
     )
     a = op.cast(a, "uint8") if a.dtype.kind == "b" else a
