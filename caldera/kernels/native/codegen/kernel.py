@@ -21,7 +21,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache, cached_property, partial, update_wrapper
 from itertools import chain, count
 from types import NoneType, UnionType
@@ -89,11 +89,15 @@ class NativeCall:
     given: Mapping[str, Any]
     status: np.ndarray | None = None
     refuse: Callable[[], NoReturn] | None = None
+    _known: list[int] = field(default_factory=list, init=False)
 
-    @cached_property
+    @property
     def address(self) -> int:
         """The address of the code, compiled now if it is not compiled yet."""
-        return self.locate()
+        # Before Python 3.12 a cached property would let only one thread compile at a time.
+        if not self._known:
+            self._known.append(self.locate())
+        return self._known[0]
 
     def values(self) -> list[Any]:
         """Return the value in each slot: an array, the address of code, or a number."""
