@@ -34,7 +34,7 @@ from hypothesis.internal.conjecture import providers  # noqa: E402
 
 import caldera as cd  # noqa: E402
 from caldera import dmath, nn  # noqa: E402
-from caldera.bench import worker_process  # noqa: E402
+from caldera.bench import timing, worker_process  # noqa: E402
 from caldera.bench.worker_process import worker_environment  # noqa: E402
 from caldera.kernels.native.codegen import program  # noqa: E402
 from caldera.kernels.tuning import measure as tuning  # noqa: E402
@@ -56,6 +56,7 @@ program._LINGER = 10
 # Nor are choices provisional because other tests run at the same time.
 tuning.NoiseWatch = type("NoNoise", (), {"cores": lambda self: 0.0})  # type: ignore[misc, assignment]
 tuning.PACE_CHANGES = math.inf
+timing.OthersWatch = type("Alone", (), {"share": lambda self: 0.0})  # type: ignore[misc, assignment]
 # Nor is a tenth of their time for measuring kernels: they have what a process has at first.
 tuning.BACK_A_SECOND = 0.0
 

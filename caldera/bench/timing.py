@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import resource
 import sys
 import time
@@ -25,6 +24,8 @@ from caldera.train.run import Run
 
 MORE, SHORT = 7, 1.0
 """Factor by which short work is repeated more often, and its usual seconds in total."""
+_WINDOW_S = 0.5
+"""Seconds over which the use of the cores by other programs is measured."""
 Work = Callable[[], object]
 
 
@@ -120,13 +121,17 @@ class StepClock(Callback):
         return np.diff(self.steps[untimed - 1 :: every]).tolist()
 
 
-def load_per_core() -> float:
-    """Programs that want a core, for each core: times of several ranks mean little above 1/2.
+def share_of_others() -> float:
+    """Return the share of the cores that other programs use while this process waits.
 
-    >>> load_per_core() >= 0.0
+    The average load of a minute would count the ranks of an experiment that has just ended.
+
+    >>> 0.0 <= share_of_others() <= 1.0
     True
     """
-    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
+    watch = OthersWatch()
+    time.sleep(_WINDOW_S)
+    return watch.share()
 
 
 def _calls(work: Work, least: float, wait: Work | None) -> int:

@@ -29,13 +29,13 @@ from caldera.bench.reproduce.criteria import (
     Quantity,
     claims,
 )
-from caldera.bench.timing import SHORT, Stopwatch, Work, in_turns, load_per_core
+from caldera.bench.timing import SHORT, Stopwatch, Work, in_turns, share_of_others
 from caldera.compiler.lazy import Variable
 from caldera.core.memory import device as find_device
 from caldera.core.memory.gpus import card_count
 
-BUSY = 1.25
-"""Load per core at the start above which other programs disturb times."""
+BUSY = 0.2
+"""Share of the cores used by other programs at the start above which they disturb times."""
 SECOND_LOOK = 4
 """Factor of the number of turns of an experiment that is measured again."""
 Samples = Mapping[str, Mapping[str, Sequence[float]]]
@@ -257,7 +257,7 @@ def run_experiment(experiment: Experiment, context: ExperimentContext) -> Experi
     find it in at most 2% of runs, below the 2.5% of a single interval at 95%. Adding turns until
     the interval leaves the bound would have no such limit.
     """
-    watch, before, busy = Stopwatch(), _cpu_seconds(), load_per_core() > BUSY
+    watch, before, busy = Stopwatch(), _cpu_seconds(), share_of_others() > BUSY
     context = replace(context, device=experiment.claim.device)
     # Networks and arrays without a device would otherwise be placed on a GPU.
     with settings.override(accelerator=context.device):

@@ -27,7 +27,7 @@ from caldera.bench.reproduce.writing import (
     totals_text,
     write_results,
 )
-from caldera.bench.timing import Stopwatch, load_per_core
+from caldera.bench.timing import Stopwatch, share_of_others
 from caldera.cli.command import Command, flag, flags, tell
 from caldera.cli.option_types import NameOption
 from caldera.errors import CalderaError, ConfigError
@@ -104,7 +104,7 @@ def _run_all(
     context = ExperimentContext(quick, lambda line: tell(f"  {line}"))
     done: dict[Experiment, ExperimentResult] = {}
     failed: dict[str, str] = {}
-    if load_per_core() > BUSY:
+    if share_of_others() > BUSY:
         tell(BUSY_TEXT)
     if not again:
         kept = {each: read_results(folder, each, quick=quick) for each in chosen}

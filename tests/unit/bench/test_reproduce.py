@@ -137,7 +137,7 @@ def test_a_busy_machine_is_named(
     caldera: Caldera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (frame, command):
-        monkeypatch.setattr(module, "load_per_core", lambda: 9.0)
+        monkeypatch.setattr(module, "share_of_others", lambda: 0.9)
     done = caldera("reproduce", "--out", tmp_path)
     assert done.err.startswith("Other programs used the machine: verdicts on speed are undecided")
     assert "verdicts on speed" in (tmp_path / "reproduce-made.md").read_text()

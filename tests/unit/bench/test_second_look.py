@@ -77,7 +77,7 @@ def _experiment(
 
 @pytest.fixture(autouse=True)
 def idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caldera.bench.reproduce.experiment.load_per_core", lambda: 0.0)
+    monkeypatch.setattr("caldera.bench.reproduce.experiment.share_of_others", lambda: 0.0)
 
 
 def test_a_ratio_at_the_bound_is_found_to_hold_less_often_than_nominal() -> None:
@@ -130,8 +130,8 @@ def _judged(found: Findings, criteria: tuple[Criterion, ...], busy: bool = False
     random = np.random.default_rng(0)
     made = replace(_experiment(random, 1.0, counts, criteria), evaluate=lambda samples: found)
     with pytest.MonkeyPatch.context() as patch:
-        load = 9.0 if busy else 0.0
-        patch.setattr("caldera.bench.reproduce.experiment.load_per_core", lambda: load)
+        load = 0.9 if busy else 0.0
+        patch.setattr("caldera.bench.reproduce.experiment.share_of_others", lambda: load)
         run_experiment(made, ExperimentContext())
     return counts
 
