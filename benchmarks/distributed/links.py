@@ -118,7 +118,7 @@ class Links:
 
 
 def missing() -> str:
-    """What this machine lacks for such a network; nothing if it lacks nothing."""
+    """Return the requirement that this machine lacks for such a network; "" if it has all."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     if os.geteuid() != 0:

@@ -81,7 +81,7 @@ class Problem:
 
 
 def nodes_of(program: Program, family: str, precision: str | None = None) -> list[Node]:
-    """What kernels would have to run for this program."""
+    """Return the nodes of a program that kernels compute."""
     optimised = optimise(
         program,
         has_kernel=lambda name: TABLE.has(name, family),
@@ -186,7 +186,7 @@ def values_of(node: Node) -> list[np.ndarray] | None:
 
 
 def _bound(node: Node) -> int:
-    """What integers in the inputs of this node have to stay below."""
+    """Return the exclusive upper bound of integer inputs of a node."""
     if node.op.name in POSITIONS:
         return node.inputs[0].shape[node.attrs["axis"]]
     if node.op.name.startswith("ctc"):

@@ -39,7 +39,7 @@ def _input(*shape: int, dtype: str = "float32") -> Expr:
 
 
 def _with_gradients(function: Callable[..., Expr], *inputs: Expr) -> list[Expr]:
-    """The result, and the gradients of all inputs for a gradient of it that is given."""
+    """Return the result, and the gradients of all inputs for a given gradient of the result."""
     y = function(*inputs)
     given = _input(*y.shape, dtype=y.dtype.name)
     return [y, *op.grad(op.sum(y * given), list(inputs))]
@@ -301,7 +301,7 @@ def _loops() -> Iterator[tuple[str, Sequence[Node]]]:
 
 
 def _loop(each: Any, shape: tuple[int, ...]) -> Node | None:
-    """A node of an element-wise op on the first operands that it takes; None if it takes none."""
+    """Return a node of an element-wise op on the first supported operands; None without any."""
     for dtype in ("float32", "bool", "int64"):
         for operands in range(1, MOST_OPERANDS + 1):
             given = [_input(*shape, dtype=dtype).node for _ in range(operands)]
@@ -321,7 +321,7 @@ def _loop(each: Any, shape: tuple[int, ...]) -> Node | None:
 
 
 def other_problems(family: str) -> Iterator[Problem]:
-    """The nodes of ops and sizes that no network here has."""
+    """Yield nodes of ops and sizes that are not in the networks."""
     makers: tuple[Callable[[], Iterator[tuple[str, Sequence[Any]]]], ...] = (
         _convolutions,
         _sequences,

@@ -1,26 +1,25 @@
-"""Puts every kernel on trial: its time beside that of everything else that computes the same.
+"""Time every kernel next to its alternatives: other kernels, general kernels, NumPy or CuPy.
 
     python benchmarks/kernels/special_kernels.py --device cpu --only matmul --keep trial.jsonl
     python benchmarks/kernels/special_kernels.py --device cpu --only conv2d --keep trial.jsonl
     python benchmarks/kernels/special_kernels.py --report trial.jsonl trial-again.jsonl
     python benchmarks/kernels/special_kernels.py --device cuda --seconds 140
 
-Kernels are not listed here: the table of kernels is asked for the candidates of each node, so a new
-one is on trial as soon as it is registered. Beside the other candidates stand what the op is made
-of ("its parts": the general kernels, chosen by measurement), NumPy on a CPU and CuPy on a card. All
-are checked against the oracle; they take turns, and the best round of each counts. The ratio is a
-kernel's time over that of the best other: below 1 it is ahead.
+The candidates of each node come from the table of kernels, so a new kernel takes part as soon as it
+is registered. "its parts" are the general kernels of the operations that an op consists of, chosen
+by measurement. Every result is checked against the oracle. Contestants run in interleaved rounds,
+and the best round of each counts. The ratio is a kernel's time divided by the best time of the
+other contestants: a kernel below 1 is ahead.
 
-The best round counts, so that other work on the machine matters little, except to the locks of a
-BLAS: with `--processor-time` kernels run on one thread, and the time of the processor counts.
+Other programs change the best round little, except for the locks of a BLAS. With
+`--processor-time`, kernels run on one thread, and processor time is measured.
 
-A run may be split by `--only`, and `--report` prints the tables of several runs, losses first: a
-kernel is ahead at a problem if it is ahead in every run.
+`--only` splits a run, and `--report` prints the tables of several runs, losses first. A kernel is
+ahead at a problem if it is ahead in every run.
 
-Ways of one kernel ("cudnn 2", "blas on 1 thread") count as that kernel. On a card calls are
-captured and replayed, but for what cannot be captured (cuSOLVER, CuPy), which is called from
-Python. At the end steps of whole networks are timed with and without what makes launches one. A
-kernel that is ahead nowhere has either another reason to be there, or none.
+Variants of a kernel ("cudnn 2", "blas on 1 thread") count as this kernel. On a GPU, calls are
+captured and replayed. Calls that cannot be captured (cuSOLVER, CuPy) are made from Python. At the
+end, training steps of networks are timed with and without the passes that merge launches.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ REASONS = {
 
 @dataclass
 class Result:
-    """The times of all kernels of one problem."""
+    """Times of all kernels of a problem."""
 
     what: str
     shape: str
@@ -94,14 +93,14 @@ class Result:
     failures: dict[str, str] = field(default_factory=dict)
 
     def rivals(self, name: str) -> tuple[str, float]:
-        """The best other, and its time."""
+        """Return the fastest other contestant, and its time."""
         return min(
             ((other, time) for other, time in self.times.items() if other != name),
             key=lambda each: each[1],
         )
 
     def rows(self) -> Iterator[str]:
-        """A line of the table for each kernel that is on trial."""
+        """Yield a row of the table for each kernel."""
         for name, time in sorted(self.times.items(), key=lambda each: each[1]):
             if name in OUTSIDE:
                 continue
@@ -123,7 +122,7 @@ def verdict(ratio: float) -> str:
 
 
 def base_name(name: str) -> str:
-    """The kernel of which this is one way.
+    """Return the name of the kernel of this variant.
 
     >>> base_name("cudnn 2"), base_name("few channels, way 1"), base_name("winograd 2x2")
     ('cudnn', 'few channels', 'winograd 2x2')
@@ -136,7 +135,7 @@ def base_name(name: str) -> str:
 def processor_seconds(
     node: Node, kernels: Sequence[Kernel], values: Sequence[np.ndarray] | None
 ) -> dict[str, float]:
-    """The best time of the processor that each of these kernels takes, by turns."""
+    """Return the least processor time of each kernel, in interleaved turns."""
     generator = np.random.default_rng(0)
     specs = [given.outputs[0] for given in node.inputs]
     given = values or [some_numbers(each.shape, each.dtype, generator) for each in specs]
@@ -158,7 +157,7 @@ def processor_seconds(
 
 
 def _array(spec: Spec, value: Any = None) -> np.ndarray:
-    """An array that lies as in a plan."""
+    """Return an array with the alignment of a plan's buffers."""
     block = np.empty(spec.nbytes + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     found = laid_out(block[start : start + spec.nbytes].view(spec.dtype), spec.shape, spec.order)
@@ -178,7 +177,7 @@ def _processor_seconds(run: Runner) -> float:
 def tried(
     problem: Problem, place: Device, repeats: int, *, by_processor: bool = False
 ) -> Result | None:
-    """The times of everything that computes this node; None where there is only one thing."""
+    """Return the times of all contestants of a node; None for a single contestant."""
     node = problem.node
     kernels = contestants(node, place)
     if len({base_name(kernel.name) for kernel in kernels}) < 2:
@@ -226,7 +225,7 @@ def _without(registries: Sequence[dict[str, Any]], family: str) -> Iterator[None
 
 
 def step_result(name: str, place: Device) -> Result:
-    """A network's training step: as one launch, as few launches, and with one for each call."""
+    """Time a training step as one launch, as few launches, and with a launch for each call."""
     known = {case.name: case for work in networks() for case in work.cases}
     case = known[name].on("cuda")
     precision = case.precisions[0]
@@ -273,7 +272,7 @@ HEADER = (
 
 
 def worst_ratios(runs: Sequence[Sequence[Result]]) -> dict[tuple[str, str], dict[str, float]]:
-    """The ratios of each kernel at each problem, of several runs the largest."""
+    """Return the ratio of each kernel at each problem: the largest of several runs."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for result in (each for run in runs for each in run if len(each.times) > 1):
         for name, time in result.times.items():
@@ -285,7 +284,7 @@ def worst_ratios(runs: Sequence[Sequence[Result]]) -> dict[tuple[str, str], dict
 
 
 def summary(*runs: Sequence[Result]) -> Iterator[str]:
-    """What each kernel has won in every run, the losses first."""
+    """Yield the table of kernels over all runs, losses first."""
     yield "| kernel | problems | ahead | best ratio | at | |"
     yield "|---|---|---|---|---|---|"
     ratios = worst_ratios(runs).items()
@@ -297,7 +296,7 @@ def summary(*runs: Sequence[Result]) -> Iterator[str]:
 
 
 def report(*runs: Sequence[Result]) -> Iterator[str]:
-    """The tables of several runs of the CPU's kernels."""
+    """Yield the lines of the page for several runs on the CPU."""
     TABLE.load("cpu")
     yield from summary(*runs)
     yield from ("", not_on_trial([each for run in runs for each in run], "cpu"))
@@ -308,7 +307,7 @@ def report(*runs: Sequence[Result]) -> Iterator[str]:
 
 
 def not_on_trial(results: Sequence[Result], family: str) -> str:
-    """A sentence on the kernels that met no problem with a rival, and why."""
+    """Return a sentence that lists kernels without a comparison, with the reasons."""
     found = [
         f"{each} ({REASONS.get(each.partition(': ')[2], 'no problem with a rival')})"
         for each in untried(results, family)
@@ -317,7 +316,7 @@ def not_on_trial(results: Sequence[Result], family: str) -> str:
 
 
 def untried(results: Sequence[Result], family: str) -> list[str]:
-    """Kernels that met no problem here with a rival."""
+    """Return the kernels without a comparison."""
     seen = {(each.what, name) for each in results if len(each.times) > 1 for name in each.times}
     return [
         f"{name}: {kernel}"
@@ -339,7 +338,7 @@ def trials(
     *,
     by_processor: bool = False,
 ) -> Iterator[Result]:
-    """The problems one after the other, until the time is used up."""
+    """Yield problems in order, until the time limit."""
     for number, problem in enumerate(problems):
         if perf_counter() > end:
             print(f"<!-- the time is used up: {len(problems) - number} problems are left -->")
@@ -410,12 +409,12 @@ def run(options: argparse.Namespace, place: Device) -> list[Result]:
 
 
 def kept_results(path: str) -> list[Result]:
-    """The results that `--keep` wrote to a file."""
+    """Return the results from a file of `--keep`."""
     return [Result(**json.loads(line)) for line in Path(path).read_text().splitlines()]
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--networks", default=",".join(NETWORKS))

@@ -18,26 +18,9 @@ import torch  # noqa: E402
 
 PARTS.note("import")
 from torch import Tensor, nn  # noqa: E402
-from torch.nn.functional import cross_entropy, pad  # noqa: E402
+from torch.nn.functional import cross_entropy  # noqa: E402
 
-
-class Residual(nn.Module):
-    """A block of ResNet-20 with a shortcut without parameters."""
-
-    def __init__(self, before: int, filters: int, stride: int) -> None:
-        super().__init__()
-        self.missing, self.stride = filters - before, stride
-        self.conv1 = nn.Conv2d(before, filters, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(filters)
-        self.conv2 = nn.Conv2d(filters, filters, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(filters)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
-        if self.stride > 1:
-            half = self.missing // 2
-            x = pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, half))
-        return torch.relu(x + y)
+from benchmarks.training.torch_residual import Residual  # noqa: E402
 
 
 def network(task: str) -> tuple[nn.Module, Tensor, Tensor, int]:
