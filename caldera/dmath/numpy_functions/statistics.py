@@ -270,7 +270,7 @@ def _(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: A
         error=DtypeError,
     )
     require(
-        weights is None or weights.shape == a.shape,
+        weights is None or getattr(weights, "shape", None) == a.shape,
         "np.histogram",
         f"weights of shape {a.shape}",
         getattr(weights, "shape", weights),

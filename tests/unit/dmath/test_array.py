@@ -248,6 +248,7 @@ def test_least_squares_as_numpy_gives_them(seed: int) -> None:
         lambda x: np.add.reduceat(x, [0, 1]),
         lambda x: np.gradient(x),
         lambda x: np.histogram(x, "auto"),
+        lambda x: np.histogram(x, 3, weights="x"),
         lambda x: np.linalg.qr(x, "raw"),
         lambda x: np.sum(x, out=np.zeros(())),
         lambda x: np.add(x, x, where=x > 0),
